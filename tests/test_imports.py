@@ -111,9 +111,15 @@ def test_the_command_as_a_module_ignores_files_of_the_current_directory(tmp_path
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("name", ["Process", "pipeline.Pipeline", "services.attach", "sim.explore"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Process", "pipeline.Pipeline", "services.attach", "sim.explore", "spark.spark_session"),
+        *("analytics.audit_store", "importer.read_log", "cuts.consistent_cuts", "tracefile.read"),
+    ],
+)
 def test_python_without_assertions_is_refused(name: str) -> None:
-    """By every package of public names that a system or service needs, with what to do."""
+    """By every package of public names, with what to do."""
     package, _, name = f"stillframe.{name}".rpartition(".")
     code = f"from {package} import {name}"
     ended = subprocess.run(

@@ -21,7 +21,7 @@ from itertools import accumulate
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_assertions
 from stillframe.model import Channel, ProcessId
 from stillframe.trace import Cut, Event, MessageId, Trace
 
@@ -37,6 +37,8 @@ __all__ = [
     "observation_without",
     "possibly",
 ]
+
+check_assertions()
 
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""

@@ -116,6 +116,16 @@ def call(function: Callable[..., object], *arguments: object, name: str, where: 
         raise ApplicationError(f"{name} raised {describe(error)}{where}") from error
 
 
+def check_assertions() -> None:
+    """Raise a UsageError if Python removes the assertions with which this package checks itself."""
+    if not __debug__:
+        raise UsageError(
+            "Python runs with -O, or with PYTHONOPTIMIZE set, which removes the assertions by "
+            "which stillframe notices its own errors",
+            remedy="start it without -O, and unset PYTHONOPTIMIZE",
+        )
+
+
 def check_kind(argument: str, value: object, kind: type | UnionType, wanted: str) -> None:
     """Raise a UsageError that asks for what is `wanted`, unless `value` is of that kind."""
     if not isinstance(value, kind):

@@ -42,19 +42,6 @@ _CALLED = {"stillframe.pipeline.service.join": "Pipeline(path).join_service(name
 """What to write instead, if that is not the name of the object."""
 
 
-def check_assertions() -> None:
-    """Raise a UsageError if Python removes the assertions with which this package checks itself."""
-    if not __debug__:
-        # Only here: executors of a cluster import little.
-        from stillframe.errors import UsageError  # noqa: PLC0415
-
-        raise UsageError(
-            "Python runs with -O, or with PYTHONOPTIMIZE set, which removes the assertions by "
-            "which stillframe notices its own errors",
-            remedy="start it without -O, and unset PYTHONOPTIMIZE",
-        )
-
-
 def public_attribute(
     package: str,
     name: str,
@@ -65,7 +52,10 @@ def public_attribute(
     the user. `modules` has the names that each of them defines, with spaces. Raises the
     AttributeError of a module, or class, if there is no such name, and a UsageError if Python runs
     without assertions."""
-    check_assertions()
+    if not __debug__:  # only then: executors of a cluster import little
+        from stillframe.errors import check_assertions  # noqa: PLC0415
+
+        check_assertions()
     for module, names in modules.items():
         if name in names.split():
             return getattr(load(module), name)

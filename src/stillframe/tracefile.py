@@ -14,12 +14,14 @@ from typing import BinaryIO, NoReturn, TypeVar
 import msgspec
 
 from stillframe.durable_files import write_atomically
-from stillframe.errors import NotConsistent, UsageError, text_of
+from stillframe.errors import NotConsistent, UsageError, check_assertions, text_of
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.storage.location import local_path
 from stillframe.trace import MarkerStep, Step, Trace, clean_label
 
 __all__ = ["read", "write"]
+
+check_assertions()
 
 VERSION = 1
 LINE_BYTES_MAX = 2**24

@@ -5,6 +5,7 @@ Importing this package needs no Spark; calling what is in it does.
 
 from typing import TYPE_CHECKING, Any
 
+from stillframe.errors import check_assertions
 from stillframe.public_names import public_attribute
 from stillframe.spark.session import import_with_pyspark, spark_session
 from stillframe.storage.location import Location
@@ -98,6 +99,8 @@ _MODULES = {
     "stillframe.detect.predicate": "Evaluation Verdict",
 }
 
+
+check_assertions()
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 

@@ -33,8 +33,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from stillframe.cli import output, renamed
 from stillframe.durable_files import disk_advice
-from stillframe.errors import StillframeError, describe, text_of
-from stillframe.public_names import check_assertions
+from stillframe.errors import StillframeError, check_assertions, describe, text_of
 from stillframe.storage.location import Location, local_path, locate
 from stillframe.storage.remote import noticing
 

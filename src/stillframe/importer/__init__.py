@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_assertions
 from stillframe.importer.clocks import Progress
 from stillframe.importer.execution import Execution, Imported, no_progress
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
@@ -17,6 +17,8 @@ from stillframe.importer.log_files import are_json_lines, name_files, to_file
 from stillframe.importer.shiviz import read_shiviz
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
+
+check_assertions()
 
 
 def read_log(

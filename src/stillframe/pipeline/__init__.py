@@ -14,6 +14,7 @@ cannot be read. What writes raises StoreError if the disk is full or failed; the
 
 from typing import TYPE_CHECKING, Any
 
+from stillframe.errors import check_assertions
 from stillframe.pipeline.cut_view import PipelineView
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, channel, kafka_channel
 from stillframe.pipeline.kafka import KafkaRecord
@@ -26,7 +27,7 @@ from stillframe.pipeline.stopped import NotAtRest
 from stillframe.pipeline.topic_service import JoinedTopicService
 from stillframe.pipeline.topics import Counting, Label, LabelRange
 from stillframe.protocol.aligner import Mode
-from stillframe.public_names import check_assertions, public_attribute
+from stillframe.public_names import public_attribute
 
 __all__ = [
     "Awaited",

@@ -6,6 +6,7 @@ event logs are in ``stillframe.analytics``.
 
 from typing import TYPE_CHECKING, Any
 
+from stillframe.errors import check_assertions
 from stillframe.public_names import public_attribute
 from stillframe.spark.session import import_with_pyspark, s3_settings, spark_session
 
@@ -60,6 +61,8 @@ def register(spark: "SparkSession") -> None:
     # It registers the format of the analytics, too, which no module here may import.
     import_with_pyspark("stillframe.analytics.verdict_stream").register(spark)
 
+
+check_assertions()
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
