@@ -85,6 +85,43 @@ def test_actions_are_found_also_inherited_ones() -> None:
     assert RichPurse.actions == (Action("dig", 0.0), Action("pay", 10.0))
 
 
+def test_an_action_is_never_hidden() -> None:
+    """By a field, a value or a method of any class; a method may replace one that is marked too."""
+    pay = every(ms=1)(lambda self: None)
+    field = dataclasses.make_dataclass("Mixed", [("pay", int, 0)])
+    plain = type("Plain", (), {"pay": _answer})
+    odd: list[tuple[tuple[type, ...], dict[str, Any]]] = [
+        ((Purse,), {"__annotations__": {"pay": int}, "pay": 0}),
+        ((Purse,), {"__annotations__": {"pay": int}}),
+        ((Process,), {"__annotations__": {"pay": int}, "pay": pay}),
+        ((dataclasses.make_dataclass("Bare", ["pay"]), Process), {"pay": pay}),
+        ((Purse, field), {}),
+        ((Purse,), {"pay": 0}),
+        ((Purse,), {"pay": property(_answer)}),
+        ((Purse,), {"pay": _answer}),
+        ((plain, Purse), {}),
+    ]
+    for bases, members in odd:
+        words = r"class Odd: .*'pay'.* action \(@every\) of (Odd|Purse)"
+        with pytest.raises(UsageError, match=words):
+            type("Odd", bases, members)
+    for bases, members in (((Purse,), {"pay": pay}), ((Purse, plain), {})):
+        assert [one.name for one in vars(type("Sound", bases, members))["actions"]] == ["pay"]
+
+
+def test_only_a_method_of_a_process_is_marked() -> None:
+    """Elsewhere a mark has no effect: in a message, in the state of a joined program."""
+    pay = every(ms=1)(lambda self: None)
+    words = "class Odd: 'pay' is marked with @every and would never be called"
+    with pytest.raises(UsageError, match=words):
+        declare(Message, "pay", pay, is_field=False)
+    with pytest.raises(UsageError, match=words):
+        StateCodec(type("Odd", (dataclasses.make_dataclass("Base", ["a"]),), {"pay": pay}))
+    for no_method in (property(_answer), staticmethod(_answer), 3):
+        with pytest.raises(UsageError, match=r"marks a \w+, and would have no effect"):
+            every(ms=1)(no_method)  # type: ignore[type-var]
+
+
 @pytest.mark.parametrize("ms", [-1, float("inf"), float("nan"), "10", None, True])
 def test_a_period_is_some_milliseconds(ms: Any) -> None:
     """Anything else is refused where it is written."""

@@ -86,12 +86,17 @@ def every(*, ms: float) -> Callable[[_Function], _Function]:
     busy with messages and no outgoing channel is full. One call is one atomic action.
 
     Raises:
-        UsageError: `ms` is negative or not a number.
+        UsageError: `ms` is negative or not a number, or it does not mark a method.
     """
     if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < float("inf"):
         raise UsageError(f"every(ms={repr_of(ms)}): give milliseconds, 0 or more")
 
     def mark(function: _Function) -> _Function:
+        if not callable(function) or isinstance(function, staticmethod):
+            raise UsageError(
+                f"@every(ms={ms}) marks a {type(function).__name__}, and would have no effect: "
+                "mark the method itself"
+            )
         setattr(function, _PERIOD_ATTRIBUTE, float(ms))
         return function
 
@@ -105,7 +110,7 @@ class Process:
     Subclass it, declare fields as in a dataclass, and implement ``receive``. Handlers run one at a
     time; one call, ``async`` or not, is one atomic action: no snapshot records a state in the
     middle of it. Attributes that begin with an underscore are yours and are not recorded. A field
-    cannot have the name of one of these attributes and methods.
+    cannot have the name of one of these attributes and methods, or of an action.
 
     Attributes:
         id: the name of this process.
@@ -126,11 +131,7 @@ class Process:
         except (TypeError, ValueError) as error:
             raise UsageError(f"class {cls.__name__}: {text_of(error)}") from error
         check_names(cls, Process)
-        cls.actions = tuple(
-            Action(name, period)
-            for name in dir(cls)
-            if (period := getattr(getattr(cls, name), _PERIOD_ATTRIBUTE, None)) is not None
-        )
+        cls.actions = _actions_of(cls)
 
     # A handler may be a plain or an ``async`` function: hence the types.
 
@@ -223,6 +224,37 @@ class Process:
         raise UsageError(f"{type(self).__name__}.snapshot(): this process is not running yet")
 
 
+def _actions_of(kind: type[Process]) -> tuple[Action, ...]:
+    """Return the actions of a class, by name; a UsageError names what hides one: it would never be
+    called."""
+    fields = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    found = []
+    for name in dir(kind):
+        marking = [one for one in kind.__mro__ if _period_of(getattr(one, name, None)) is not None]
+        if not marking:
+            continue
+        where = f"class {kind.__name__}: "
+        if name in fields:
+            raise UsageError(
+                f"{where}a field cannot be called {name!r}, which is also an action (@every) of "
+                f"{marking[0].__name__}: rename one of them"
+            )
+        if (period := _period_of(getattr(kind, name))) is None:
+            raise UsageError(
+                f"{where}its {name!r} hides an action (@every) of {marking[0].__name__}, which "
+                "would never be called: repeat @every(ms=...) on a method that replaces it, or "
+                "rename it"
+            )
+        found.append(Action(name, period))
+    return tuple(found)
+
+
+def _period_of(member: object) -> float | None:
+    """Return the period with which a member of a class is marked."""
+    period = getattr(member, _PERIOD_ATTRIBUTE, None) if callable(member) else None
+    return period if isinstance(period, float) else None
+
+
 def attach(
     process: Process,
     *,
@@ -257,7 +289,7 @@ _FIELD_MARKS = frozenset({"__dataclass_fields__", "__struct_fields__", "__attrs_
 
 def check_names(kind: type, base: type) -> None:
     """Raise a UsageError if a class declares a field that hides a public name of `base`, or
-    redefines what a host attaches. A method may replace a method."""
+    redefines what a host attaches. A method may replace a method. Only a Process has actions."""
     own = [one for one in kind.__mro__ if one is kind or base not in one.__mro__]
     # What other mixins annotate is no field.
     declaring = [one for one in own if one is kind or not _FIELD_MARKS.isdisjoint(vars(one))]
@@ -272,6 +304,14 @@ def check_names(kind: type, base: type) -> None:
                 f"class {kind.__name__}: a {'method' if is_method else 'field'} cannot be called "
                 f"{name!r}, which Stillframe uses: rename it"
             )
+    if base is not Process:
+        for name, member in (item for one in kind.__mro__ for item in vars(one).items()):
+            if _period_of(member) is not None:
+                raise UsageError(
+                    f"class {kind.__name__}: {name!r} is marked with @every and would never be "
+                    "called, since only a stillframe.Process has actions: call it yourself, and "
+                    "remove @every"
+                )
 
 
 def names_of(base: type) -> list[str]:
