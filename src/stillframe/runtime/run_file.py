@@ -217,9 +217,7 @@ def describe_owner(store: Location) -> str:
         return ""
     supervisor = system.supervisor
     if is_apart(supervisor):
-        return (
-            f"its supervisor runs {APART}, as process {supervisor.pid}: stop it there first"
-        )
+        return f"its supervisor runs {APART}, as process {supervisor.pid}: stop it there first"
     if not is_alive(supervisor):
         return ""
     if is_stopped(supervisor):
