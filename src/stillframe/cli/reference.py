@@ -25,7 +25,7 @@ Colours appear only on a terminal, and never with `NO_COLOR`.
 | 2 | usage error, bad input, or missing dependency |
 | 101 | a bug in Stillframe |
 | 130 | interrupted by Ctrl-C; a command that runs until Ctrl-C ends with 0 |
-| 141 | the reader of stdout, such as `head`, stopped reading |
+| 141 | the reader of stdout, such as `head`, stopped before everything was written |
 
 `list`, `events`, `pipeline list` and `store stats` show what is readable even if something else
 is damaged. They then name the damage and exit with 1.
