@@ -37,7 +37,7 @@ def test_connections_that_are_cut_at_any_byte_lose_nothing(
 
     async def main() -> None:
         async with (
-            asyncio.timeout(by_night(300, check=60)),
+            asyncio.timeout(300),
             detours(proxies, ACCOUNT_COUNT) as detour,
             LocalSystem(fresh_bank(), tmp_path, detour=detour) as system,
         ):
