@@ -140,10 +140,8 @@ def test_a_process_waits_for_a_coordinator_that_is_busy_with_others(
                 await hasty.connect()
             await hasty.close()
             patient = ProcessRuntime(me, address, ANY_PORT)
-            assert membership.progressed_at == 0.0
             await patient.connect(is_patient=True)
         assert len(turned_away) == 3
-        assert membership.progressed_at > 0.0
         await patient.close()
         end(membership)
         await hang_up()

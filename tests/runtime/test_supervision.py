@@ -1,10 +1,12 @@
 """Operating-system processes that raise, die or stand still, and a system that comes back."""
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.run_file import find_running
+from stillframe.runtime.supervisor import supervisor
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.recovery import FAILURE_COUNT_MAX, RestartStrategy
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
@@ -209,6 +212,37 @@ def test_a_process_that_stands_still_is_named_at_the_deadline(tmp_path: Path) ->
             while isinstance(await system.snapshot(), Abandoned):
                 pass
             assert watch.of(events.ProcessDied) == []
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_process_that_is_slow_to_start_is_awaited_and_not_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: it is named once, and the first epoch goes on."""
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "rally")
+
+        def emit(event: events.Event) -> None:
+            watch.emit(event)
+            if isinstance(event, events.EpochBegan):
+                os.kill(system.children["B"].pid, signal.SIGSTOP)
+
+        system = Supervisor(program("rally"), store, SupervisorConfig(timeout_s=0.01), emit=emit)
+        starting = asyncio.ensure_future(system.__aenter__())
+        async with asyncio.timeout(60):
+            only_b = events.AwaitingProcesses((), ("B",))
+            await watch.until(lambda: only_b in watch.events)
+            os.kill(system.children["B"].pid, signal.SIGCONT)
+            await starting
+        assert watch.of(events.ProcessDied) == []
+        assert watch.events.count(only_b) == 1
+        await system.__aexit__()
         store.close()
 
     asyncio.run(main())

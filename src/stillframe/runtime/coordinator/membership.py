@@ -12,7 +12,6 @@ or the kernel of its machine has closed the connection.
 import asyncio
 import errno
 import secrets
-import time
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -142,8 +141,7 @@ class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
 
 class Membership:
     """The connections of the processes of one epoch. `on_message` receives what a process reports
-    about snapshots, `returned` one that has rejoined; it must be sent ``Rejoined`` first.
-    `progressed_at` is when a process last joined or began to listen, by ``time.monotonic``."""
+    about snapshots, `returned` one that has rejoined; it must be sent ``Rejoined`` first."""
 
     def __init__(
         self,
@@ -158,7 +156,6 @@ class Membership:
         # All processes may connect at the same time, at the start or when they reconnect.
         expected_count = len(description.processes)
         self.acceptor = Acceptor(self._answer, self.warn, expected_count=expected_count)
-        self.progressed_at = 0.0
         self._description = description
         self._config = config
         self._start = start
@@ -263,7 +260,6 @@ class Membership:
                 raise ProtocolViolation("it sent a message before it reported whether it is new")
             case control.ListeningOn(address):
                 self._addresses[process] = address
-                self.progressed_at = time.monotonic()
                 if not self.not_listening:
                     self.broadcast(control.Addresses(self._addresses))
             case control.Ready():
@@ -295,7 +291,6 @@ class Membership:
         else:
             self._known.add(process)
             self._connections[process] = connection
-            self.progressed_at = time.monotonic()
             epoch, starts = self._start.epoch, self._start.starts
             start = starts[process] if starts else None
             connection.send(control.Setup(epoch, self._run, start, self._config.marker_wait_s))

@@ -86,7 +86,7 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
             orphaned_s=launch.orphaned_s,
             on_supervisor=watchdog.on_supervisor,
         )
-        # Its supervisor says when it is too late, and lives as long as this process waits.
+        # Its supervisor waits as long as this process does, and lives as long.
         start = await runtime.connect(is_patient=True)
     if launch.outputs.any:
         loop = asyncio.get_running_loop()

@@ -64,9 +64,6 @@ from stillframe.store.store import Store
 Answer = TypeVar("Answer")
 DISK_RETRY_S = 1.0
 SECRET_BYTES = 32
-START_TIMEOUT_S = 60.0
-"""A process that does not listen this long after its start is taken for dead, unless others have
-joined or begun to listen in this time."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True):
@@ -135,14 +132,17 @@ class Epoch:
         for process in system.local_processes:
             self.children.launch(self._launch(process, secret))
         joining = system.topology.processes.keys() - set(system.local_processes)
+        said = self._awaiting(joining)
         if joining:
-            system.emit(self._awaiting(joining))
-        began = time.monotonic()
+            system.emit(said)
         running, timeout_s = coordinator.membership.running, system.config.timeout_s
+        # No time limit: a process that is slow to start would be slow again, one that exits is
+        # noticed, and of one that hangs the user reads who is awaited.
         while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
-            # While others make progress, it is the machine that is slow.
-            began = max(began, coordinator.membership.progressed_at)
-            self._name_late(coordinator, time.monotonic() - began)
+            awaiting = self._awaiting(coordinator.membership.not_listening)
+            if awaiting != said:
+                system.emit(awaiting)
+            said = awaiting
 
     async def take_over(self, stale: run_file.RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has
@@ -283,15 +283,6 @@ class Epoch:
         return msgspec.structs.replace(
             launch, pipeline=root, pipeline_epoch=binding.epoch, system=name
         )
-
-    def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
-        """Report which processes are awaited; a child that is too late is taken for dead."""
-        awaiting = self._awaiting(coordinator.membership.not_listening)
-        self._system.emit(awaiting)
-        if awaiting.starting and waited_s > START_TIMEOUT_S:
-            stuck = awaiting.starting[0]
-            detail = f"it did not start to listen within {START_TIMEOUT_S:.0f} s"
-            self._departed(stuck, control.Failure(f"process {stuck}: {detail}", ""))
 
     def _child_exited(self, process: ProcessId) -> None:
         # A child without a connection has nothing whose end would tell; the connection of any
