@@ -28,7 +28,6 @@ SETTINGS = {
 def read(spark: SparkSession, pipeline: Pipeline, query: str, channel: str) -> DataFrame:
     """Return the flights that count among the records of a topic."""
     source = spark.readStream.format("kafka").options(**kafka_options(pipeline, channel))
-    source = source.option("startingOffsets", "earliest")
     records = source.option("maxOffsetsPerTrigger", RECORDS_AT_ONCE).load()
     value = fn.from_json(fn.col("value").cast("string"), FLIGHT).alias("flight")
     return counted(records, pipeline, query, channel).select(value).select("flight.*")

@@ -143,7 +143,6 @@ def start_queries(
 
     def read(query: str, name: str) -> DataFrame:
         source = spark.readStream.format("kafka").options(**kafka_options(pipeline, name))
-        source = source.option("startingOffsets", "earliest")
         source = source.option("maxOffsetsPerTrigger", RECORDS_MAX)
         frame = counted(source.load(), pipeline, query, name)
         return frame.select(F.from_json(F.col("value").cast("string"), _FIELDS).alias("f"))

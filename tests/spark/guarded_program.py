@@ -62,7 +62,7 @@ def logged_in(root: Path, name: str) -> Iterator[None]:
 def read(spark: SparkSession, pipeline: Pipeline, query: str, channel: str) -> DataFrame:
     """Return the values that count on a channel, as numbers."""
     reader = spark.readStream.format("kafka").options(**kafka_options(pipeline, channel))
-    frame = counted(reader.option("startingOffsets", "earliest").load(), pipeline, query, channel)
+    frame = counted(reader.load(), pipeline, query, channel)
     frame.explain(extended=True)
     return frame.selectExpr("bigint(string(value)) AS n")
 

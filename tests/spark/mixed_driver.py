@@ -27,9 +27,9 @@ def first(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
 def back(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     """Return the orders of a topic and of a log."""
     source = spark.readStream.format("kafka").options(**kafka_options(pipeline, "entries"))
-    frame = source.option("startingOffsets", "earliest").load()
+    frame = counted(source.load(), pipeline, "back", "entries")
     value = F.from_json(F.col("value").cast("string"), FIELDS)
-    entries = counted(frame, pipeline, "back", "entries").select(value.alias("v")).select("v.*")
+    entries = frame.select(value.alias("v")).select("v.*")
     return as_text(entries.unionByName(read_channels(spark, pipeline, "back", "cash")))
 
 

@@ -1,9 +1,9 @@
-"""A query must read what a service committed, and nothing else."""
+"""A query must read what a service committed, nothing else, and all of it."""
 
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, kafka_channel
@@ -33,10 +33,8 @@ def test_uncommitted_records_are_refused(
             )
         ],
     )
-    # The plan of every streaming source has its options, and the one for Kafka is not needed here.
-    source = spark.readStream.format("rate")
-    frame = (source if level is None else source.option("kafka.isolation.level", level)).load()
-    frame = frame.selectExpr("value AS headers", "value AS partition", "value AS offset")
+    options = {} if level is None else {"kafka.isolation.level": level}
+    frame = _source(spark, startingOffsets="earliest", **options)
     monkeypatch.setattr(topics, "join_topics", _go)
     if level == "read_committed":
         with pytest.raises(Went):
@@ -46,15 +44,45 @@ def test_uncommitted_records_are_refused(
         counted(frame, pipeline, "sums", "orders")
 
 
-def test_records_that_kafka_has_deleted_are_not_skipped(
-    tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"failondataloss": "False"}, "leave out the source's option failOnDataLoss"),
+        # Spark starts at the latest ones then.
+        ({}, "set the source's option startingOffsets to earliest"),
+        ({"startingoffsets": '{"orders":{"0":7}}'}, "set the source's option startingOffsets to"),
+        (
+            {"startingOffsets": "earliest", "startingtimestamp": "7"},
+            "leave out the source's option startingTimestamp",
+        ),
+        (
+            {"startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders":{"0":7}}'},
+            "leave out the source's option startingOffsetsByTimestamp",
+        ),
+        ({"startingOffsets": " Earliest"}, None),
+    ],
+)
+def test_records_are_not_skipped(
+    tmp_path: Path,
+    spark: SparkSession,
+    options: dict[str, str],
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An option of Spark's source does so; the error says which."""
+    """Neither those that Kafka has deleted, nor those from before the query first started: options
+    of Spark's source do so, and the error says which."""
     channel = kafka_channel("orders", topic="orders", servers="127.0.0.1:1", targets=["sums"])
     pipeline = Pipeline.create(tmp_path / "p.pipeline", queries=["sums"], channels=[channel])
-    frame = spark.readStream.format("rate").option("failondataloss", "False").load()
-    with pytest.raises(UsageError, match="leave out the source's option failOnDataLoss"):
-        counted(frame, pipeline, "sums", "orders")
+    monkeypatch.setattr(topics, "join_topics", _go)
+    with pytest.raises(Went if words is None else UsageError, match=words):
+        counted(_source(spark, **options), pipeline, "sums", "orders")
+
+
+def _source(spark: SparkSession, **options: str) -> DataFrame:
+    """Return what stands for a DataFrame of a topic. The plan of every streaming source has its
+    options, and the one for Kafka is not needed here."""
+    frame = spark.readStream.format("rate").options(**options).load()
+    return frame.selectExpr("value AS headers", "value AS partition", "value AS offset")
 
 
 def _go(*args: object) -> None:

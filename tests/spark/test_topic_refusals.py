@@ -140,7 +140,8 @@ def joined(pipeline: Pipeline, channel: str) -> Counting:
 
 def rows(spark: SparkSession, *more: str) -> DataFrame:
     """Return a streaming DataFrame like one of Spark's source for Kafka."""
-    return spark.readStream.format("rate").load().selectExpr(*SOURCE, *more)
+    source = spark.readStream.format("rate").option("startingOffsets", "earliest")
+    return source.load().selectExpr(*SOURCE, *more)
 
 
 def check(servers: str, topic: str) -> None:
@@ -282,6 +283,7 @@ def test_options_have_the_headers(pipeline: Pipeline, topics: dict[str, str]) ->
     options = kafka_options(pipeline, "between")
     assert options["subscribe"] == topics["between"]
     assert options["includeHeaders"] == "true"
+    assert options["startingOffsets"] == "earliest"
 
 
 def test_a_query_that_is_no_target_is_refused(spark: SparkSession, pipeline: Pipeline) -> None:

@@ -1,6 +1,7 @@
 """Queries that topics of Kafka join: states at cuts are exact, and cycles can start."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
 from stillframe.spark import queries, to_channel, topics
@@ -392,6 +393,31 @@ def test_a_query_continues_only_where_the_topic_has_its_next_record(shop: Shop) 
     shop.brokers.ids["shop-unique"] = "another id"
     with pytest.raises(NotConsistent, match="topic shop-unique was deleted and created again"):
         topics.join_topics(shop.path, shop.pipeline.dataflow, "sums")
+
+
+def test_a_first_start_says_which_records_it_misses(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no positions yet. Later, a partition that was added since starts at 0, or fails."""
+    first = {0: 2, 1: 0}
+    monkeypatch.setattr(shop.brokers, "first_offsets", lambda topic: first)
+    shop.send("unique", 5)
+    queries.to_channel(shop.pipeline, "totals")
+    [said] = caplog.messages
+    assert said.startswith("query sums starts at offset 2 in partition 0 of topic shop-unique, wh")
+    shop.commit("sums", 0, {"shop-unique": {0: 2}})
+    again = functools.partial(
+        topics.check_positions,
+        shop.path,
+        shop.pipeline.dataflow,
+        "sums",
+        checkpoint_path(shop.path, 1, "sums"),
+    )
+    again()
+    assert len(caplog.messages) == 1
+    first[1] = 1
+    with pytest.raises(NotConsistent, match="next record of partition 1 any more, offset 0"):
+        again()
 
 
 def test_once_a_query_has_written_its_first_offsets_stay(shop: Shop) -> None:

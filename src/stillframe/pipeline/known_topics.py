@@ -9,7 +9,8 @@ The id is compared before a participant starts, before what it has read takes ef
 snapshot.
 """
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -17,13 +18,14 @@ import msgspec
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.topics import TOPICS, write_once
-from stillframe.protocol.topic_positions import HeldTopic, check_id
+from stillframe.protocol.topic_positions import HeldTopic, check_id, starts
 from stillframe.storage.files import below, mapped
 from stillframe.storage.location import Location
 from stillframe.storage.reading import is_there
 from stillframe.store.sealed_json import FORMAT, read_sealed
 
 _IDS = "ids"
+_log = logging.getLogger("stillframe.pipeline")
 
 
 class TopicId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +47,25 @@ def held_topic(broker: Broker, topic: str, topic_id: str) -> HeldTopic:
     first: if the topic is created again meanwhile, the next comparison fails."""
     now = present_id(broker, topic, topic_id)
     return HeldTopic(topic, now, broker.first_offsets(topic), broker.end_offsets(topic))
+
+
+def start_positions(
+    reader: str, held: HeldTopic, stored: Mapping[int, int] | None
+) -> dict[int, int]:
+    """Return the offset at which a `reader`, such as "query sums", starts in each partition; as
+    ``starts``. The log says where a first start misses records that were deleted."""
+    found = starts(held, stored)
+    for partition, offset in found.items():
+        if stored is None and offset > 0:
+            _log.warning(
+                "%s starts at offset %d in partition %d of topic %s, where earlier records were "
+                "deleted",
+                reader,
+                offset,
+                partition,
+                held.name,
+            )
+    return found
 
 
 def present_id(broker: Broker, topic: str, topic_id: str) -> str:

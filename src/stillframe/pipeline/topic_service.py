@@ -9,7 +9,6 @@ simply started again, and continues after the last transaction.
 import contextlib
 import functools
 import hashlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.joined import Joined, Left, codec_of, encoded_state, holding_place
 from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted, record_of
-from stillframe.pipeline.known_topics import KnownTopics, held_topic
+from stillframe.pipeline.known_topics import KnownTopics, held_topic, start_positions
 from stillframe.pipeline.ledger import Entry, Ledger, Version, needs_trim, open_ledger
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
@@ -60,7 +59,6 @@ _LOOK_S = 1.0
 """How often it is asked whether the writer of a topic has joined."""
 _PARTITIONS_S = 30.0
 """How often it is asked whether a topic has new partitions."""
-_log = logging.getLogger("stillframe.pipeline")
 
 Value = bytes | str
 Headers = Iterable[tuple[str, bytes | str | None]]
@@ -453,18 +451,8 @@ def _begun(
 
 def _first_positions(place: _Place, topic: Topic) -> dict[int, int]:
     """Return where a service starts on a topic that it has never read."""
-    found = starts(held_topic(place.broker, topic.topic, place.known.id_of(topic)), None)
-    for partition, offset in found.items():
-        if offset > 0:
-            _log.warning(
-                "service %s starts at offset %d in partition %d of topic %s, where earlier "
-                "records were deleted",
-                place.name,
-                offset,
-                partition,
-                topic.topic,
-            )
-    return found
+    held = held_topic(place.broker, topic.topic, place.known.id_of(topic))
+    return start_positions(f"service {place.name}", held, None)
 
 
 def _committed(

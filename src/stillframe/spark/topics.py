@@ -20,7 +20,7 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.kafka_login import VARIABLE, spark_settings
-from stillframe.pipeline.known_topics import KnownTopics, held_topic, known_id
+from stillframe.pipeline.known_topics import KnownTopics, held_topic, known_id, start_positions
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
@@ -36,7 +36,6 @@ from stillframe.pipeline.topics import (
     joined_record,
     rejoin_topic,
 )
-from stillframe.protocol.topic_positions import starts
 from stillframe.spark.driver_process import take_over, wait_until, writer_of
 from stillframe.storage.location import Location
 
@@ -75,6 +74,9 @@ add a header after the label."""
 _ISOLATION = "kafka.isolation.level"
 _COMMITTED = "read_committed"
 _ON_LOSS = "failOnDataLoss"
+_STARTING = "startingOffsets"
+_EARLIEST = "earliest"
+_STARTING_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp")
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
 _ONE_ATTEMPT = {
     "spark.task.maxFailures": "1",
@@ -99,8 +101,8 @@ def counted(
 
     Args:
         frame: a streaming DataFrame of the topic alone, with all columns of the source and the
-            options of ``kafka_options``; of these it needs ``includeHeaders``, and if a service
-            writes the topic, ``kafka.isolation.level``.
+            options of ``kafka_options``; of these it needs ``includeHeaders`` and
+            ``startingOffsets``, and if a service writes the topic, ``kafka.isolation.level``.
         pipeline: the pipeline.
         query: the name of the query that reads.
         channel: the name of the channel, made with ``stillframe.pipeline.kafka_channel``.
@@ -110,7 +112,7 @@ def counted(
         UsageError: there is no such query or channel, or the query is not a target of it. The
             DataFrame has no headers. The topic does not keep its records. A service writes the
             topic, and the DataFrame reads what was not committed. The DataFrame skips records that
-            Kafka has deleted.
+            Kafka has deleted, or those that are in the topic before the query starts.
         NotConsistent: the topic was deleted, or created again, since the pipeline has used it.
         Unavailable: Kafka does not answer.
     """
@@ -141,9 +143,10 @@ def counted(
 
 
 def _check_source(frame: DataFrame, topic: Topic, *, is_committed: bool) -> None:
-    """Refuse a DataFrame that skips deleted records, as far as its plan shows that. If a service
-    writes the topic, only what `is_committed` counts: refuse one that reads the records of aborted
-    transactions. Their labels may be those of later ones."""
+    """Refuse a DataFrame that skips deleted records, or does not start at the first that is left,
+    as far as its plan shows that. A query with a checkpoint continues there, but a restore may let
+    it start again. If a service writes the topic, only what `is_committed` counts: refuse one that
+    reads the records of aborted transactions. Their labels may be those of later ones."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001 - the only way
     for leaf in (leaves.apply(number) for number in range(leaves.size())):
         if leaf.getClass().getSimpleName() != "StreamingRelationV2":
@@ -153,6 +156,17 @@ def _check_source(frame: DataFrame, topic: Topic, *, is_committed: bool) -> None
             raise UsageError(
                 f"with {_ON_LOSS}=false the DataFrame of topic {topic.topic} would skip records "
                 f"that Kafka has deleted: leave out the source's option {_ON_LOSS}"
+            )
+        for name in _STARTING_BY_TIME:
+            if options.get(name) is not None:
+                raise UsageError(
+                    f"with {name} the DataFrame of topic {topic.topic} would skip records when the "
+                    f"query first starts: leave out the source's option {name}"
+                )
+        if str(options.get(_STARTING)).strip().lower() != _EARLIEST:
+            raise UsageError(
+                f"the DataFrame of topic {topic.topic} would skip the records that are there when "
+                f"the query first starts: set the source's option {_STARTING} to {_EARLIEST}"
             )
         if is_committed and options.get(_ISOLATION) != _COMMITTED:
             raise UsageError(
@@ -251,9 +265,9 @@ def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str
 
 def check_positions(root: Location, flow: Dataflow, query: str, place: Location) -> None:
     """Raise NotConsistent if Kafka does not have the records with which a query continues its
-    checkpoint."""
+    checkpoint. The log says which ones a first start misses."""
     incoming = flow.incoming_topics(query)
-    if not incoming or not checkpoint.has_started(place):
+    if not incoming:
         return
     done = checkpoint.last_committed(place)
     batch = checkpoint.START if done is None else done.batch
@@ -261,7 +275,7 @@ def check_positions(root: Location, flow: Dataflow, query: str, place: Location)
     with brokers() as broker_of:
         for topic in incoming:
             held = held_topic(broker_of(topic), topic.topic, known_id(root, topic))
-            starts(held, stored.get(topic.topic))
+            start_positions(f"query {query}", held, stored.get(topic.topic))
 
 
 def topic_comparison(root: Location, flow: Dataflow, query: str) -> Callable[[], None]:
@@ -429,8 +443,8 @@ def _write(labelled: DataFrame, sink: dict[str, str]) -> None:
 
 def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
     """Return the options with which Spark's source ``kafka`` reads a channel: servers, topic,
-    headers, only what was committed, and how to log in. It reads more records at a time than Spark
-    does by default, which takes less time for each.
+    headers, only what was committed, from the first record that is left, and how to log in. It
+    reads more records at a time than Spark does by default, which takes less time for each.
 
     The login is what the file holds that the environment variable ``STILLFRAME_KAFKA`` names; only
     the driver needs it. Do not print the options: they hold passwords and keys.
@@ -444,6 +458,7 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
         "subscribe": topic.topic,
         "includeHeaders": "true",
         _ISOLATION: _COMMITTED,
+        _STARTING: _EARLIEST,
         **POLLED,
     }
 
@@ -542,7 +557,7 @@ def _written(
     options = {
         **_client_options(topic),
         "assign": json.dumps({topic.topic: sorted(spans)}),
-        "startingOffsets": json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
+        _STARTING: json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
         "endingOffsets": json.dumps({topic.topic: {p: end for p, (_, end) in spans.items()}}),
         "includeHeaders": "true",
     }
