@@ -25,6 +25,7 @@ from stillframe.runtime.os_process import current_process, identify, kill
 from stillframe.runtime.process.fork_server import Setup
 from stillframe.runtime.supervisor import fork_client
 from stillframe.runtime.supervisor.child_processes import ChildProcesses, run_until_stopped
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import WatchedProcess
 from stillframe.runtime.supervisor.supervisor import Epoch, Supervisor
 from stillframe.store.store import Store
@@ -187,37 +188,21 @@ def test_one_that_a_signal_ends_is_named_with_it(number: int, name: str) -> None
 HANG = "import time; time.sleep(1000)"
 
 
-def test_what_forks_them_must_answer(
-    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that waits for ever where the topology is imported is ended, and the error names that."""
-    others = children()
-    monkeypatch.setattr(fork_client, "FORK_TIMEOUT_S", 0.1)
-    store = unfortunate(HANG)
-
-    async def main() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            async with Supervisor("unfortunate:idle", store):
-                pass
-
-    with pytest.raises(Unavailable, match="does the import of unfortunate wait for something"):
-        asyncio.run(main())
-    store.close()
-    assert children() <= others
-
-
 def test_a_start_is_stopped_while_what_forks_them_hangs(
     unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not hold up who stops the system, and is not left behind."""
+    """An import may take long: the processes are awaited and named. It does not hold up who stops
+    the system, and is not left behind."""
     others = children()
     monkeypatch.setattr(fork_client, "END_S", 0.1)
-    store = unfortunate(HANG)
+    store, watch = unfortunate(HANG), Watch()
+    config = SupervisorConfig(timeout_s=0.01)
 
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            starting = asyncio.ensure_future(Supervisor("unfortunate:idle", store).__aenter__())
-            await until(lambda: bool(children() - others))
+            system = Supervisor("unfortunate:idle", store, config, emit=watch.emit)
+            starting = asyncio.ensure_future(system.__aenter__())
+            await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))
             starting.cancel()
             await asyncio.wait({starting})
             assert starting.cancelled()

@@ -205,18 +205,12 @@ async def run_until_stopped(
         await server.close()
 
 
-async def first_completed(
-    wait: Coroutine[Any, Any, Any], other: asyncio.Future[Any], timeout_s: float | None = None
-) -> bool:
-    """Wait for `wait` or `other`, at most `timeout_s` seconds; return False if neither is done.
-    `wait` is then cancelled; if it failed, its error is raised."""
+async def first_completed(wait: Coroutine[Any, Any, Any], other: asyncio.Future[Any]) -> None:
+    """Wait for `wait` or `other`. Then `wait` is cancelled; if it failed, its error is raised."""
     waiting = asyncio.ensure_future(wait)
     try:
-        done, _ = await asyncio.wait(
-            {waiting, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
     if waiting.done():
         waiting.result()
-    return bool(done)

@@ -30,9 +30,6 @@ from stillframe.runtime.process.fork_server import (
     Setup,
 )
 
-FORK_TIMEOUT_S = 60.0
-"""A fork server that forks no process in such a time is taken for hung. It loads the topology
-first."""
 END_S = 5.0
 """How long a fork server has to exit when it is no longer needed."""
 _PACKET_BYTES = 2**15
@@ -289,12 +286,12 @@ class ForkServer:
 
     async def fork(self) -> WatchedProcess:
         """Fork a process, which waits for its launch specification. Raises an OSError if the
-        machine has no room for one, Unavailable if the fork server terminates at once, or hangs."""
+        machine has no room for one, Unavailable if the fork server terminates at once."""
         with contextlib.suppress(_ServerTerminated):  # it may have ended long ago
-            return await self._fork(self.warm())
+            return await self.warm().fork()
         channel = self.warm()
         try:
-            return await self._fork(channel)
+            return await channel.fork()
         except _ServerTerminated as error:
             code = await channel.program.wait()
             raise Unavailable(
@@ -323,15 +320,3 @@ class ForkServer:
         except TimeoutError:
             program.kill()
             await program.wait()
-
-    async def _fork(self, channel: _Channel) -> WatchedProcess:
-        try:
-            async with asyncio.timeout(FORK_TIMEOUT_S):
-                return await channel.fork()
-        except TimeoutError:
-            channel.program.kill()
-            raise Unavailable(
-                f"no process can be started: the fork server, process {channel.program.pid}, "
-                f"did not answer within {FORK_TIMEOUT_S:.0f} s: does the import of "
-                f"{self._reference.partition(':')[0]} wait for something?"
-            ) from None

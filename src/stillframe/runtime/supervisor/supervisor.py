@@ -100,6 +100,7 @@ class Epoch:
         self.next_number = first_number
         self.listen = listen
         self._system = system
+        self._named: events.AwaitingProcesses | None = None
         self.forked_at = 0.0
 
     @property
@@ -120,6 +121,18 @@ class Epoch:
         secret = b"" if has_tls else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
+        naming = asyncio.create_task(self._name_awaited(coordinator))
+        try:
+            await self._start_all(coordinator, secret, restored_from)
+        finally:
+            naming.cancel()
+
+    async def _start_all(
+        self, coordinator: Coordinator, secret: bytes, restored_from: SnapshotId | None
+    ) -> None:
+        """Start every process; there is no time limit: one that is slow to start would be slow
+        again, one that exits is noticed, and of one that hangs the user reads who is awaited."""
+        system = self._system
         await first_completed(self.children.spawn_all(system.local_processes), self.ended)
         self.forked_at = time.monotonic()
         if self.ended.done():
@@ -132,17 +145,21 @@ class Epoch:
         for process in system.local_processes:
             self.children.launch(self._launch(process, secret))
         joining = system.topology.processes.keys() - set(system.local_processes)
-        said = self._awaiting(joining)
         if joining:
-            system.emit(said)
-        running, timeout_s = coordinator.membership.running, system.config.timeout_s
-        # No time limit: a process that is slow to start would be slow again, one that exits is
-        # noticed, and of one that hangs the user reads who is awaited.
-        while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
-            awaiting = self._awaiting(coordinator.membership.not_listening)
-            if awaiting != said:
-                system.emit(awaiting)
-            said = awaiting
+            self._name(joining)
+        await first_completed(coordinator.membership.running.wait(), self.ended)
+
+    async def _name_awaited(self, coordinator: Coordinator) -> None:
+        """Report which processes are awaited, until cancelled."""
+        while True:
+            await asyncio.sleep(self._system.config.timeout_s)
+            self._name(coordinator.membership.not_listening)
+
+    def _name(self, missing: Collection[ProcessId]) -> None:
+        """Report that processes are awaited, unless that was the last report."""
+        if (awaiting := self._awaiting(missing)) != self._named:
+            self._named = awaiting
+            self._system.emit(awaiting)
 
     async def take_over(self, stale: run_file.RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has
