@@ -14,14 +14,18 @@ class Note(Message):
     text: str
 
 
-class Talker(Process):
-    """Says something that a terminal would take for an order."""
+class Listener(Process):
+    """Counts what it hears."""
 
     heard_count: int = 0
 
     def receive(self, channel: Channel, message: Note) -> None:
         """Count it."""
         self.heard_count += 1
+
+
+class Talker(Listener):
+    """Says something that a terminal would take for an order."""
 
     @every(ms=0)
     def talk(self) -> None:
@@ -56,7 +60,7 @@ class Broken(Talker):
         raise ValueError("\x1b[31mno")
 
 
-class Lender(Talker):
+class Lender(Listener):
     """Sends several notes, and counts more."""
 
     @every(ms=0)
@@ -65,9 +69,6 @@ class Lender(Talker):
         self.heard_count += more
         for target in self.outgoing * count:
             self.send(target, Note("lent"))
-
-    def talk(self) -> None:
-        """Say nothing."""
 
 
 lenders = Topology({"P1": Lender(), "P2": Talker()}, [("P1", "P2")])
