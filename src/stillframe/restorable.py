@@ -4,17 +4,19 @@ A recording holds values and no objects. Three things would be different after a
 word: an object that two places share becomes two; a time loses its zone; and a value becomes one of
 its declared class. Immutable values may be shared.
 
-The declared types say what to look at: of a list of ints nothing but the list. Values are looked at
-in batches, all at once that are reached in the same way: a few fast calls for each batch, and none
-for each value. Still, to look at every object takes several times as long as to encode it. So
-objects are compared in a sample, which is all of them in a small state, unless Python runs in its
-development mode, which is for tests. Every time is looked at. Only if something was found, values
-are looked at one by one, for its name.
+The declared types say what to look at. Values are looked at in batches, all at once that are
+reached in the same way: a few fast calls for each batch, and none for each value. Still, to look at
+every value takes several times as long as to encode it. So values are compared in a sample, which
+is all of them in a small state, unless Python runs in its development mode, which is for tests.
+Every time is looked at. Only if something was found, values are looked at one by one, for its name.
 """
 
 import datetime
+import decimal
+import enum
 import operator
 import typing
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -35,18 +37,6 @@ BATCH_COUNT_MAX = 1_000
 """How many ways are looked at: in a recursive type they have no end."""
 _KEY_LENGTH_MAX = 40
 _ZONES = frozenset({id(None), id(datetime.UTC)})
-_LEAVES: dict[type[inspect.Type], tuple[type, ...]] = {
-    inspect.NoneType: (type(None),),
-    inspect.BoolType: (bool,),
-    inspect.IntType: (int,),
-    inspect.FloatType: (float, int),
-    inspect.StrType: (str,),
-    inspect.LiteralType: (str, int, type(None)),
-    inspect.DateType: (datetime.date,),
-    inspect.TimeDeltaType: (datetime.timedelta,),
-}
-"""The classes of values that are not looked at, where others in a union are."""
-_PLAIN = (type(None), bool, int, float, str)
 _zone_of = operator.attrgetter("tzinfo")
 _fold_of = operator.attrgetter("fold")
 
@@ -61,17 +51,15 @@ class Rule:
         self.parts: list[tuple[Take, Steps, Rules]] = []
 
     def add(self, take: Take, steps: Steps, part: "Rules") -> None:
-        """Add a part, if its values are looked at."""
-        if part.by_class:
-            self.parts.append((take, steps, part))
+        """Add a part."""
+        self.parts.append((take, steps, part))
 
 
 class Rules:
-    """The rules for values of one declared type, by class. Values of `leaves` need none."""
+    """The rules for values of one declared type, by class."""
 
-    def __init__(self, leaves: tuple[type, ...] = ()) -> None:
+    def __init__(self) -> None:
         self.by_class: dict[type, Rule] = {}
-        self.leaves = leaves
         self.is_any = False
         self.has_times = False
         """Whether all values are looked at, since there may be a time in them. What Any holds is
@@ -80,25 +68,30 @@ class Rules:
     def add(self, other: "Rules") -> None:
         """Allow what the `other` rules allow, too."""
         self.by_class |= other.by_class
-        self.leaves += other.leaves
         self.is_any |= other.is_any
 
     def allows(self, kind: type) -> bool:
-        """Return whether values of a class that has no rule are restored unchanged, or fail."""
-        return kind in self.leaves if self.is_any else issubclass(kind, self.leaves)
+        """Return whether values of a class that has no rule are restored as equal ones: an int as
+        a float, a member of an Enum that is an int or text as that; and UNSET as what it is."""
+        if kind is msgspec.UnsetType:
+            return True
+        plain = next((one for one in (int, str) if issubclass(kind, one)), None)
+        if plain is None or self.is_any or not (kind is plain or issubclass(kind, enum.Enum)):
+            return False
+        return plain in self.by_class or (plain is int and float in self.by_class)
 
     @property
     def spelled(self) -> str:
         """The declared type, in words."""
         if self.is_any:
             return "Any"
-        names = dict.fromkeys(kind.__name__ for kind in (*self.by_class, *self.leaves))
+        names = dict.fromkeys(kind.__name__ for kind in self.by_class)
         return " | ".join("None" if name == "NoneType" else name for name in names)
 
 
 def rules_of(kind: Any) -> Rules:
-    """Return the rules for values of a declared type. They have no rule for a class if nothing is
-    to be looked at."""
+    """Return the rules for values of a declared type; a TypeError if none of them can be restored
+    unchanged."""
     known: dict[int, Rules] = {}
     info = inspect.type_info(kind)  # what is known by id must live
     return _rules(info, known)
@@ -109,7 +102,7 @@ def is_restorable(batches: list[tuple[Rules, list[Any]]], *, is_strict: bool = F
     no cycle. Only if `is_strict`, all objects are compared."""
     try:
         return _is_sample_alike(batches, is_strict=is_strict) and _are_times_plain(batches)
-    except AttributeError:  # a field was deleted, or never set: that is for others to say
+    except (AttributeError, IndexError):  # something is missing: that is for others to say
         return False
 
 
@@ -164,10 +157,15 @@ def explain(values: Iterable[tuple[str, Rules, Any]]) -> str:
         if rule is None:
             if rules.allows(kind):
                 continue
+            if not rules.by_class:
+                return (
+                    f"{path} cannot be recorded: it is not declared, and a restore would lose it: "
+                    "declare it in the TypedDict"
+                )
             return (
                 f"{path} cannot be recorded: it holds a {kind.__name__} where {rules.spelled} is "
-                "declared, which a restore would make of it: store exactly the declared class, or "
-                "declare another one"
+                "declared, and would not be restored as what it is: store exactly the declared "
+                "class, or declare another one"
             )
         if rule.is_mutable and (other := paths.setdefault(id(value), path)) != path:
             return (
@@ -233,21 +231,43 @@ def _rules(info: inspect.Type, known: dict[int, Rules]) -> Rules:
             rules.add(_rules(member, known))
     elif isinstance(info, inspect.AnyType) or getattr(info, "cls", None) is object:
         rules.add(_any())
-    elif (found := _LONE.get(type(info)) or _class_and_parts(info)) is not None:
+    elif (found := _class_and_parts(info)) is not None:
         kind, rule, parts = found
         rules.by_class[kind] = rule
         for take, steps, part in parts:
             rule.add(take, steps, _rules(part, known))
+    elif isinstance(info, inspect.LiteralType):
+        rules.by_class = {type(value): Rule() for value in info.values}
     else:
-        rules.leaves = _LEAVES.get(type(info)) or (getattr(info, "cls", object),)
+        if (leaf := _LEAVES.get(type(info)) or getattr(info, "cls", None)) is None:
+            name = type(info).__name__.removesuffix("Type").lower()
+            raise TypeError(f"a {name} would not be restored as it was: declare bytes or the like")
+        rules.by_class[leaf] = _LEAF_RULES.get(leaf) or Rule()
     return rules
 
 
-_LONE: dict[type[inspect.Type], tuple[type, Rule, list[Part]]] = {
-    inspect.DateTimeType: (datetime.datetime, Rule(is_time=True), []),
-    inspect.TimeType: (datetime.time, Rule(is_time=True), []),
-    inspect.BytesType: (bytes, Rule(), []),
-    inspect.ByteArrayType: (bytearray, Rule(is_mutable=True), []),
+_LEAVES: dict[type[inspect.Type], type] = {
+    inspect.NoneType: type(None),
+    inspect.BoolType: bool,
+    inspect.IntType: int,
+    inspect.FloatType: float,
+    inspect.StrType: str,
+    inspect.BytesType: bytes,
+    inspect.ByteArrayType: bytearray,
+    inspect.DateTimeType: datetime.datetime,
+    inspect.TimeType: datetime.time,
+    inspect.DateType: datetime.date,
+    inspect.TimeDeltaType: datetime.timedelta,
+    inspect.DecimalType: decimal.Decimal,
+    inspect.UUIDType: uuid.UUID,
+    inspect.RawType: msgspec.Raw,
+    inspect.ExtType: msgspec.msgpack.Ext,
+}
+"""The class of the values of a type that has no parts."""
+_LEAF_RULES = {
+    datetime.datetime: Rule(is_time=True),
+    datetime.time: Rule(is_time=True),
+    bytearray: Rule(is_mutable=True),
 }
 _ONE_ITEM_TYPE: dict[type[inspect.Type], type] = {
     inspect.ListType: list,
@@ -258,8 +278,8 @@ _ONE_ITEM_TYPE: dict[type[inspect.Type], type] = {
 
 
 def _class_and_parts(info: Any) -> tuple[type, Rule, list[Part]] | None:
-    """Return the class of the values of a type, its rule without parts, and these; None if nothing
-    is looked at."""
+    """Return the class of the values of a type, its rule without parts, and these; None if it can
+    have no parts."""
     if (kind := _ONE_ITEM_TYPE.get(type(info))) is not None:
         rule = Rule(is_mutable=kind in (list, set))
         return kind, rule, [(_elements, _element_steps, info.item_type)]
@@ -276,7 +296,8 @@ def _class_and_parts(info: Any) -> tuple[type, Rule, list[Part]] | None:
                 [_item(n, f".{f.name}", f.type) for n, f in enumerate(fields)],
             )
         case inspect.TypedDictType(fields=fields):
-            return dict, Rule(is_mutable=True), [_key(f.name, f.type) for f in fields]
+            keys = [_key(f.name, f.type) for f in fields]
+            return dict, Rule(is_mutable=True), [*keys, _other_keys({f.name for f in fields})]
         case inspect.StructType() | inspect.DataclassType():
             kind = _class_of(info)
             rule = Rule(is_mutable=not _is_frozen(kind))
@@ -291,10 +312,11 @@ def _class_of(info: Any) -> Any:
 
 def _any() -> Rules:
     """Return the rules where Any is declared: what is decoded without a type."""
-    rules, keys = Rules(_PLAIN), Rules(_PLAIN)
+    rules, keys = Rules(), Rules()
     rules.is_any = keys.is_any = True
     for one in (rules, keys):
-        one.by_class = {bytes: Rule(), datetime.datetime: Rule(is_time=True)}
+        one.by_class = {kind: Rule() for kind in (type(None), bool, int, float, str, bytes)}
+        one.by_class[datetime.datetime] = Rule(is_time=True)
     keys.by_class[tuple] = Rule()
     keys.by_class[tuple].add(_elements, _element_steps, keys)
     for kind in (list, dict):
@@ -342,7 +364,11 @@ def _spell(key: Any) -> str:
 
 def _item(index: int, end: str, info: inspect.Type) -> Part:
     take = operator.itemgetter(index)
-    return lambda group: map(take, group), lambda value: ((end, take(value)),), info
+    return (
+        lambda group: map(take, group),
+        lambda value: ((end, take(value)),) if index < len(value) else (),
+        info,
+    )
 
 
 def _key(key: str, info: inspect.Type) -> Part:
@@ -351,6 +377,21 @@ def _key(key: str, info: inspect.Type) -> Part:
         lambda group: (one[key] for one in group if key in one),
         lambda value: ((f"[{key!r}]", value[key]),) if key in value else (),
         info,
+    )
+
+
+_UNDECLARED = inspect.UnionType(())
+"""The type of what must not be there."""
+
+
+def _other_keys(names: set[str]) -> Part:
+    """Return the part of a dict that is all keys but some."""
+    return (
+        lambda group: (
+            key for one in group if not one.keys() <= names for key in one.keys() - names
+        ),
+        lambda value: (step for step in _key_steps(value) if step[1] not in names),
+        _UNDECLARED,
     )
 
 

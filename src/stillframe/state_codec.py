@@ -12,7 +12,7 @@ from stillframe.errors import UsageError, describe, text_of
 from stillframe.keyed import Keyed
 from stillframe.model import DECODING_ERRORS, KeyedChange
 from stillframe.ordered_sets import may_hold_set, with_ordered_sets
-from stillframe.outbox import Outbox, no_commit, outbox_struct
+from stillframe.outbox import Outbox, OutboxEntry, no_commit, outbox_struct
 from stillframe.process import (
     Process,
     Reporting,
@@ -60,9 +60,11 @@ class StateCodec:
             self._decoder = msgspec.msgpack.Decoder(self.struct)
             rest = msgspec.defstruct(kind.__name__, others, kw_only=True)
             self._rest_decoder = msgspec.msgpack.Decoder(rest)
-            # An outbox holds copies that were decoded.
-            rules = {n: rules_of(kind) for n, kind in fields.items() if n not in self.outboxes}
-            self._rules = {name: one for name, one in rules.items() if one.by_class}
+            fields |= {
+                name: types.GenericAlias(list, types.GenericAlias(OutboxEntry, item))
+                for name, item in self.outboxes.items()
+            }
+            self._rules = {name: rules_of(kind) for name, kind in fields.items()}
             self._part_rules = {
                 name: tuple(rules_of(part) for part in both) for name, both in self.keyed.items()
             }
@@ -126,7 +128,7 @@ class StateCodec:
         found: dict[str, Held] = {}
         for name in names:
             field = getattr(process, name, None)
-            if not isinstance(field, kind):
+            if type(field) is not kind:
                 raise UsageError(
                     f"{self.kind.__name__}.{name} is declared as {kind.__name__} and holds a "
                     f"{type(field).__name__}: give it a stillframe.{kind.__name__}(...)"
@@ -143,7 +145,10 @@ class StateCodec:
     def encode(self, values: dict[str, Any]) -> bytes:
         """Return fields as a MessagePack map; a UsageError names one that cannot be encoded, or
         that a restore would make different."""
-        looked_at = {name: [values[name]] for name in self._rules if name in values}
+        looked_at = {
+            name: [value["entries"] if name in self.outboxes else value]
+            for name, value in values.items()
+        }
         try:
             sets = {name: with_ordered_sets(values[name]) for name in self._names_with_sets}
             encoded = self._encode(values | sets)
@@ -163,8 +168,7 @@ class StateCodec:
             where = f"{self.kind.__name__}.{name}"
             raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
         of_keys, of_values = self._part_rules[name]
-        if (rules := of_keys if are_keys else of_values).by_class:
-            self._check_restorable({name: rules}, {name: values})
+        self._check_restorable({name: of_keys if are_keys else of_values}, {name: values})
         return encoded
 
     def _check_restorable(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
