@@ -9,6 +9,7 @@ from stillframe import Topology
 from stillframe.errors import Unavailable
 from stillframe.runtime import control
 from stillframe.runtime.coordinator.membership import (
+    RETURN_TURNS,
     CoordinatorConfig,
     EpochStart,
     Membership,
@@ -16,7 +17,7 @@ from stillframe.runtime.coordinator.membership import (
 from stillframe.runtime.network import acceptor, connection
 from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK
 from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, Credentials
-from stillframe.runtime.process import process_runtime
+from stillframe.runtime.process import join, process_runtime
 from stillframe.runtime.process.link import connect
 from stillframe.runtime.process.process_runtime import CoordinatorConnection, ProcessRuntime
 from tests.runtime.conformance import Caller
@@ -25,14 +26,15 @@ from tests.runtime.links import SECRET, hang_up, until
 DESCRIPTION = Topology.mesh({"A": Caller(), "B": Caller()}).description
 
 
-def membership_of(*, is_taken_over: bool) -> Membership:
+def membership_of(*, is_taken_over: bool, departed: list[str] | None = None) -> Membership:
     """Return the membership of an epoch in which nothing happens."""
+    gone = [] if departed is None else departed
     return Membership(
         DESCRIPTION,
         CoordinatorConfig(),
         EpochStart(
             emit=lambda event: None,
-            departed=lambda process, failure: None,
+            departed=lambda process, failure: gone.append(process),
             epoch=1,
             secret=SECRET,
             is_taken_over=is_taken_over,
@@ -91,33 +93,46 @@ def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
     asyncio.run(main())
 
 
-def test_a_handshake_takes_no_time_while_its_listener_is_busy(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_handshake", [True, False])
+def test_a_limit_takes_no_time_while_its_program_is_busy(
+    monkeypatch: pytest.MonkeyPatch, *, is_handshake: bool
 ) -> None:
-    """However late the event loop comes to its turns, each of them passes."""
+    """That of a handshake, and that of a process that must reconnect. However late the event loop
+    comes to its turns, each of them passes."""
     due: list[Callable[[], None]] = []
+    delays: list[float] = []
 
     class Loop:
         def call_later(self, delay_s: float, act: Callable[..., None], *words: object) -> None:
-            assert delay_s == HANDSHAKE_TIMEOUT_S / connection.HANDSHAKE_TURNS
+            delays.append(delay_s)
             due.append(lambda: act(*words))
 
-    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
     waiting = CoordinatorConnection(Credentials("A", 1, "", SECRET), control.JoinRequest)
-    waiting._wait(connection.HANDSHAKE_TURNS)
-    for _ in range(connection.HANDSHAKE_TURNS):
+    departed: list[str] = []
+    membership = membership_of(is_taken_over=True, departed=departed)
+    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
+    limit_s = HANDSHAKE_TIMEOUT_S if is_handshake else CoordinatorConfig().return_s
+    turn_count = connection.HANDSHAKE_TURNS if is_handshake else RETURN_TURNS
+    if is_handshake:
+        waiting._wait(turn_count)
+    else:
+        membership._await("A")
+    for _ in range(turn_count):
         assert not waiting._is_aborted
+        assert not departed
         (turn,) = due
         due.clear()
         turn()
-    assert waiting._is_aborted
+    assert (waiting._is_aborted, departed) == (is_handshake, [] if is_handshake else ["A"])
+    assert delays == [limit_s / turn_count] * turn_count
 
 
 def test_a_process_waits_for_a_coordinator_that_is_busy_with_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until it is welcome: a program that a user started is told instead."""
+    """Until it is welcome; a program that joins another machine is told instead."""
     monkeypatch.setattr(process_runtime, "RETRY_S_MAX", 0.0)
+    monkeypatch.setattr(join, "RETRY_S_MAX", 0.0)
     turned_away: list[Connection] = []
 
     async def main() -> None:
@@ -133,16 +148,22 @@ def test_a_process_waits_for_a_coordinator_that_is_busy_with_others(
 
         membership.acceptor._answer = busy
         address = await membership.listen(ANY_PORT, None)
-        me = Credentials("A", 1, DESCRIPTION.hash, SECRET)
+
+        def place_of(process: str) -> ProcessRuntime:
+            me = Credentials(process, 1, DESCRIPTION.hash, SECRET)
+            return ProcessRuntime(me, address, ANY_PORT)
+
         async with asyncio.timeout(30):
-            hasty = ProcessRuntime(me, address, ANY_PORT)
-            with pytest.raises(Unavailable, match="closed the connection during the handshake"):
-                await hasty.connect()
-            await hasty.close()
-            patient = ProcessRuntime(me, address, ANY_PORT)
+            with pytest.raises(Unavailable, match=r"process A cannot join: .* during the handsh"):
+                await join._connect(lambda: place_of("A"), is_patient=False)
+            patient = place_of("A")
             await patient.connect(is_patient=True)
+            assert len(turned_away) == 3
+            turned_away.clear()
+            joined, _ = await join._connect(lambda: place_of("B"), is_patient=True)
         assert len(turned_away) == 3
         await patient.close()
+        await joined.close()
         end(membership)
         await hang_up()
 

@@ -24,7 +24,7 @@ from stillframe.protocol.calls import (
 )
 from stillframe.runtime.network import connection
 from stillframe.runtime.network.addresses import Address
-from stillframe.services import control
+from stillframe.services import attachment, control
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
 from stillframe.services.attachment import connected_agent
@@ -263,6 +263,7 @@ def test_a_collector_that_starts_again_continues() -> None:
                 await collected.observer.close()
                 ledger = msgspec.msgpack.decode(collected.stored, type=CallLedger)
                 collected.observer = collected.make(ledger)
+                assert collected.observer.acceptor._expected_count == len(ledger.members) == 1
                 async with collected.listening():
                     await collected.connected(1)
                     await collected.observer.observe()
@@ -566,6 +567,44 @@ def test_a_second_event_loop_at_the_same_time_is_named(caplog: pytest.LogCapture
     assert f"{one.rules.name}: it is served by a second event loop" in reason
     [warning] = [text for text in caplog.messages if "second event loop" in text]
     assert "use one event loop, or a process for each" in warning
+
+
+def test_a_service_whose_task_was_cancelled_connects_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next start. If there is none, one warning names the service."""
+    monkeypatch.setattr(attachment, "WARN_AFTER_S", 0.0)
+    collected = Collected()
+
+    async def body() -> None:
+        connections = collected.observer._connections
+
+        async def cancelled(*, is_started: bool) -> None:
+            [(_, former)] = connections.items()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if is_started:
+                one.start()
+            await collected.until(lambda: former not in connections.values())
+
+        async with collected.listening():
+            one = connected_agent(
+                service="A", state={}, collector=str(collected.address), secret=SECRET
+            )
+            one.start()
+            await collected.until(lambda: bool(connections))
+            await cancelled(is_started=True)
+            await collected.until(lambda: bool(connections))
+            assert not caplog.messages
+            await cancelled(is_started=False)
+            await collected.until(lambda: bool(caplog.messages))
+            one.start()
+            await collected.until(lambda: bool(connections))
+            [warning] = caplog.messages
+        assert "connects A to the collector was cancelled" in warning
+
+    run(body)
 
 
 class Publishing(Collected):

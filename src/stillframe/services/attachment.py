@@ -22,6 +22,8 @@ from stillframe.storage.location import local_path
 
 COLLECTOR_PORT = 8650
 _SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
+WARN_AFTER_S = 5.0
+"""A loop that still runs so long after the task that connects was cancelled is not ending."""
 _log = logging.getLogger("stillframe.services")
 
 
@@ -227,13 +229,16 @@ class _Started:
             # A server was forked after it had imported the application.
             self._pid, self._loop = os.getpid(), None
             self._agent.rename()
-        if loop is self._loop:
+        task = self._task
+        if loop is self._loop and task is not None and not (task.done() or task.cancelling()):
             return
-        if self._loop is None or self._loop.is_closed():
-            self._loop = loop
-            self._partial.close()
-            self._others.clear()
+        if self._loop is None or self._loop.is_closed() or loop is self._loop:
+            if loop is not self._loop:
+                self._loop = loop
+                self._partial.close()
+                self._others.clear()
             self._task = self._link.start()
+            self._task.add_done_callback(self._on_ended)
             return
         if not self._others:
             self._partial.enter_context(self._agent.partial_while(self._second_loop))
@@ -243,6 +248,19 @@ class _Started:
                 self._agent.service,
             )
         self._others.add(loop)
+
+    def _on_ended(self, task: "asyncio.Task[None]") -> None:
+        # Whoever ends the event loop cancels its tasks, too: that is no mistake.
+        task.get_loop().call_later(WARN_AFTER_S, self._warn_of_end, task)
+
+    def _warn_of_end(self, task: "asyncio.Task[None]") -> None:
+        """Warn that the service is not connected, unless it has been started again."""
+        if task is self._task:
+            _log.warning(
+                "the task that connects %s to the collector was cancelled: it connects again at "
+                "the next request; cancel only tasks of your own, and not all of the event loop",
+                self._agent.service,
+            )
 
     def _second_loop(self) -> str:
         is_open = any(not other.is_closed() for other in self._others)

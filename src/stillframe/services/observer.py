@@ -155,7 +155,9 @@ class Observer:
     ) -> None:
         self.warn = warn
         self.collector = Collector(ledger, number)
-        self.acceptor = Acceptor(self._answer, warn)
+        # Those of the collector before may all connect at the same time.
+        expected_count = len(self.collector.ledger.members)
+        self.acceptor = Acceptor(self._answer, warn, expected_count=expected_count)
         self._config = config
         self._publish = publish
         self._store = store

@@ -32,6 +32,9 @@ _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
 RUN_BYTES = 16
 TIMEOUT_S = 10.0
 MARKER_WAIT_S_MAX = 1.0
+RETURN_TURNS = 10
+"""In how many turns the time passes in which a process must reconnect. While the coordinator is
+busy with others, it could not answer, and at most one of them passes."""
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
@@ -311,13 +314,13 @@ class Membership:
         if is_connected:
             self._record_connected(process)
 
-    def _await(self, process: ProcessId) -> None:
-        def give_up() -> None:
+    def _await(self, process: ProcessId, turn_count: int = RETURN_TURNS) -> None:
+        if not turn_count:
             detail = f"it did not reconnect within {self._config.return_s:.0f} s"
             self._on_departed(process, control.Failure(f"process {process}: {detail}", ""))
-
-        loop = asyncio.get_running_loop()
-        self._returning[process] = loop.call_later(self._config.return_s, give_up)
+            return
+        turn_s, loop = self._config.return_s / RETURN_TURNS, asyncio.get_running_loop()
+        self._returning[process] = loop.call_later(turn_s, self._await, process, turn_count - 1)
 
     def _record_connected(self, process: ProcessId) -> None:
         self._connected.add(process)

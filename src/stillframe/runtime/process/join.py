@@ -2,20 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.errors import Refused, UsageError, check_kind
+from stillframe.errors import Refused, Unavailable, UsageError, check_kind
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
 from stillframe.public_names import public_attribute
+from stillframe.restore import Start
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import require_channel_files
+from stillframe.runtime.process.link import RETRY_S_MAX
 from stillframe.runtime.process.loop_host import LoopHost
-from stillframe.runtime.process.process_runtime import ProcessRuntime
+from stillframe.runtime.process.process_runtime import NoAnswer, ProcessRuntime
 from stillframe.runtime.run_file import find_running
 from stillframe.storage.location import Location, local_path, locate
 from stillframe.topology import ExternalProcess, Topology
@@ -105,7 +108,8 @@ async def join(
     fragments: str | Path | None = None,
 ) -> AsyncIterator[JoinedProcess]:
     """Join a system as `process`: the one that is running on `store`, or on another machine the one
-    of `coordinator`.
+    of `coordinator`. The coordinator of `store` may be busy with other processes: this waits for it
+    as long as its supervisor runs.
 
     ``async with join("P1", topology=bank, store="bank.store", state=books) as me`` gives a
     `JoinedProcess`: send with ``await me.send(...)``, receive with ``async for channel, message in
@@ -132,8 +136,9 @@ async def join(
         UsageError: the topology has no such process to join, `state` is of another class, a
             store is an address such as ``s3://bucket/x``, the certificates are not valid, or
             the limit of open files is too low.
-        Unavailable: no system is running there, or it is being restored; or, inside the body, this
-            epoch has ended because the system was stopped or restored: join again.
+        Unavailable: no system is running there, it is being restored, or the coordinator of
+            another machine does not answer in time; or, inside the body, this epoch has ended
+            because the system was stopped or restored: join again.
         Refused: the system runs another topology, the process has already joined, or a
             certificate was refused.
     """
@@ -156,33 +161,56 @@ async def join(
         fragments=None if fragments is None else str(locate(fragments)),
     )
     hash_ = topology.description.hash
+    take_place: Callable[[], ProcessRuntime]
     if store is not None and (coordinator, listen, tls) == (None, None, None):
-        runtime = _local_runtime(process, hash_, locate(store))
+        take_place = functools.partial(_local_runtime, process, hash_, locate(store))
     elif store is None and coordinator is not None and listen is not None and tls is not None:
         me = Credentials(process, 0, hash_, b"", str(local_path(tls).absolute()))
         there = Address.parse(coordinator, port=COORDINATOR_PORT)
-        runtime = ProcessRuntime(me, there, Address.parse(listen, port=0))
+        here = Address.parse(listen, port=0)
+        take_place = functools.partial(ProcessRuntime, me, there, here)
     else:
         raise UsageError(
             "the address of the system is missing: give store=... if it runs on this machine, "
             "or coordinator=..., listen=... and tls=..."
         )
     try:
-        start = await runtime.connect()
-        host = runtime.host(LoopHost, topology, state, start, outputs=outputs)
-        await host.enter()
-        host.log_spontaneous_action()
-        await runtime.run(host, begin=host.begin_commits)
+        runtime, start = await _connect(take_place, is_patient=store is not None)
         try:
-            yield JoinedProcess(host)
-            host.end()
+            host = runtime.host(LoopHost, topology, state, start, outputs=outputs)
+            await host.enter()
+            host.log_spontaneous_action()
+            await runtime.run(host, begin=host.begin_commits)
+            try:
+                yield JoinedProcess(host)
+                host.end()
+            finally:
+                await host.close()
         finally:
-            await host.close()
-    except Refused as error:
+            await runtime.close()
+    except (Refused, Unavailable) as error:
         error.locate(process=process, path=store)
         raise
-    finally:
-        await runtime.close()
+
+
+async def _connect(
+    take_place: Callable[[], ProcessRuntime], *, is_patient: bool
+) -> tuple[ProcessRuntime, Start | None]:
+    """Return a process's place that has joined, and its initial state; an error names the process.
+    A coordinator that does not answer is busy with others: one that `is_patient` takes a new place,
+    and asks again, as long as `take_place` finds a system."""
+    while True:
+        runtime = take_place()
+        try:
+            return runtime, await runtime.connect()
+        except BaseException as error:
+            await runtime.close()
+            if not (is_patient and isinstance(error, NoAnswer)):
+                if isinstance(error, Unavailable):
+                    who = runtime.me.process
+                    raise type(error)(f"process {who} cannot join: {error}") from error
+                raise
+        await asyncio.sleep(RETRY_S_MAX)
 
 
 def _local_runtime(process: ProcessId, topology_hash: str, store: Location) -> ProcessRuntime:

@@ -119,7 +119,7 @@ SomeHost = TypeVar("SomeHost", bound=Host)
 Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Rejoined)
 
 
-class _NoAnswer(Unavailable):
+class NoAnswer(Unavailable):
     """The coordinator did not answer in the handshake: it may be busy with other processes."""
 
 
@@ -162,8 +162,8 @@ class ProcessRuntime:
 
     async def connect(self, *, is_patient: bool = False) -> Start | None:
         """Join the epoch; return the initial state, None for a fresh start. Raises Refused if the
-        coordinator refused this process, or the reverse; Unavailable if there is none, or it does
-        not answer in time: one that `is_patient` waits for its answer as long as it exists.
+        coordinator refused this process, or the reverse; Unavailable if there is none, and NoAnswer
+        if it does not answer in time: one that `is_patient` waits for that as long as it exists.
         UsageError if the certificates are not valid."""
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
@@ -173,7 +173,7 @@ class ProcessRuntime:
                 self._closers = [self._hang_up]
                 setup = await self._expect(control.Setup)
                 break
-            except _NoAnswer:
+            except NoAnswer:
                 if not is_patient:
                     raise
             await asyncio.sleep(RETRY_S_MAX)
@@ -357,7 +357,7 @@ class ProcessRuntime:
             return await connect(connection, self._coordinator, self.me.certificates, None)
         except OSError as error:
             reason = error.strerror or str(error) or "no answer"
-            kind = _NoAnswer if isinstance(error, TimeoutError) else Unavailable
+            kind = NoAnswer if isinstance(error, TimeoutError) else Unavailable
             raise kind(
                 f"the coordinator does not answer at {self._coordinator}: {reason}; "
                 "is the system running?"
@@ -371,7 +371,7 @@ class ProcessRuntime:
             is_over = message.detail.startswith(control.EPOCH_OVER)
             raise (EpochEnded if is_over else RetryLater)(message.detail)
         if message is None and not self._connection.is_welcome:
-            raise _NoAnswer(
+            raise NoAnswer(
                 f"the coordinator at {self._coordinator} closed the connection during the handshake"
             )
         if not isinstance(message, kind):
