@@ -501,30 +501,40 @@ def test_a_broker_that_was_killed_is_unavailable_until_it_runs_again(
 
 
 @pytest.mark.parametrize(
-    "code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_LEADER_EPOCH]
+    ("question", "code"),
+    [
+        ("list_offsets", KafkaError.NOT_LEADER_FOR_PARTITION),
+        ("list_offsets", KafkaError.UNKNOWN_LEADER_EPOCH),
+        ("list_offsets", KafkaError.UNKNOWN_TOPIC_OR_PART),
+        ("describe_topics", KafkaError.UNKNOWN_TOPIC_OR_PART),
+        ("describe_configs", KafkaError.UNKNOWN_TOPIC_OR_PART),
+        ("delete_records", KafkaError.UNKNOWN_TOPIC_OR_PART),
+    ],
 )
-def test_a_partition_that_another_broker_gets_is_asked_for_again(
-    broker: Broker, topic: RandomTopic, code: int, monkeypatch: pytest.MonkeyPatch
+def test_what_a_broker_has_not_heard_yet_is_asked_for_again(
+    broker: Broker, topic: RandomTopic, question: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All brokers know after a moment which one has it, and no query need fail for that."""
+    """All brokers know after a moment which one has a partition, and which topics there are: no
+    query need fail for that. The topic was there before."""
     topic.write_batch()
     wanted = ends(topic)
-    answers: list[dict[TopicPartition, Future[Any]]] = []
-    ask = broker._admin.list_offsets
+    assert broker.end_offsets(topic.name) == wanted
+    answers: list[dict[Any, Future[Any]]] = []
+    ask = getattr(broker._admin, question)
 
-    def asked(
-        partitions: dict[TopicPartition, Any], **how: Any
-    ) -> dict[TopicPartition, Future[Any]]:
-        answers.append(ask(partitions, **how))
+    def asked(*what: Any, **how: Any) -> dict[Any, Future[Any]]:
+        answers.append(ask(*what, **how))
         if len(answers) < 3:
-            for partition in partitions:
-                answers[-1][partition] = Future()
-                answers[-1][partition].set_exception(KafkaException(KafkaError(code)))
+            for one in answers[-1]:
+                answers[-1][one] = Future()
+                answers[-1][one].set_exception(KafkaException(KafkaError(code)))
         return answers[-1]
 
-    monkeypatch.setattr(broker._admin, "list_offsets", asked)
+    monkeypatch.setattr(broker._admin, question, asked)
+    broker.check(topic.counting.topic)
+    broker.delete_before(topic.name, 0)
     assert broker.end_offsets(topic.name) == wanted
-    assert len(answers) == 3
+    assert len(answers) > 2
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ class Broker(Connection):
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
+        self._existing: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -450,8 +451,11 @@ class Broker(Connection):
         if allowed and (missing := needed - {one.name for one in allowed}):
             raise _not_allowed(topic.topic, *sorted(missing))
         resource = self._admin_module.ConfigResource("topic", topic.topic)
-        future = _called(self._admin.describe_configs, [resource])[resource]
-        answer = self._answer(future, topic.topic, "DESCRIBE_CONFIGS")
+        answer = self._answer(
+            lambda: _called(self._admin.describe_configs, [resource])[resource],
+            topic.topic,
+            "DESCRIBE_CONFIGS",
+        )
         found = {name: entry.value for name, entry in answer.items()}
         if "compact" in found.get("cleanup.policy", ""):
             raise UsageError(
@@ -503,7 +507,7 @@ class Broker(Connection):
     def delete_before(self, topic: str, offset: int) -> None:
         """Delete the records of partition 0 of a topic that have a lower offset."""
         place = self.kafka.TopicPartition(topic, 0, offset)
-        self._answer(_called(self._admin.delete_records, [place])[place], topic, "DELETE")
+        self._answer(lambda: _called(self._admin.delete_records, [place])[place], topic, "DELETE")
 
     def _offsets(
         self,
@@ -528,7 +532,7 @@ class Broker(Connection):
 
         def offset_in(partition: Any) -> int:
             again = functools.partial(lambda one: ask(one)[one], partition)
-            return int(self._answer(futures[partition], topic, "DESCRIBE", again=again).offset)
+            return int(self._answer(again, topic, "DESCRIBE", asked=futures[partition]).offset)
 
         return {one.partition: offset_in(one) for one in partitions}
 
@@ -556,10 +560,10 @@ class Broker(Connection):
             again = functools.partial(lambda one: ask([one])[one], topic)
             with contextlib.suppress(NoTopic):
                 one = self._answer(
-                    future,
+                    again,
                     topic,
                     operation,
-                    again=again,
+                    asked=future,
                     is_seen=False,
                     passing=(*_PASSING, _ABSENT) if topic in known else _PASSING,
                     until=until,
@@ -570,15 +574,13 @@ class Broker(Connection):
 
     def _described(self, topic: str, *operations: str) -> Any:
         """Return what the broker says of a topic; each of `operations` would have allowed it."""
-
+        asked = self.kafka.TopicCollection([topic])
         # Asked for its metadata in another way, a broker may create the topic.
-        def ask() -> "Future[Any]":
-            asked = self.kafka.TopicCollection([topic])
-            found = _called(self._admin.describe_topics, asked, include_authorized_operations=True)
-            future: Future[Any] = found[topic]
-            return future
-
-        return self._answer(ask(), topic, *(operations or ("DESCRIBE",)), is_seen=False, again=ask)
+        describe = functools.partial(
+            _called, self._admin.describe_topics, asked, include_authorized_operations=True
+        )
+        allowing = operations or ("DESCRIBE",)
+        return self._answer(lambda: describe()[topic], topic, *allowing, is_seen=False)
 
     def _opened(self) -> Any:
         if self._consumer is None:
@@ -602,29 +604,36 @@ class Broker(Connection):
 
     def _answer(
         self,
-        future: "Future[_Answer]",
+        ask: "Callable[[], Future[_Answer]]",
         topic: str,
         *operations: str,
-        again: "Callable[[], Future[_Answer]] | None" = None,
+        asked: "Future[_Answer] | None" = None,
         is_seen: bool = True,
-        passing: Container[str] = _PASSING,
+        passing: Container[str] | None = None,
         until: float | None = None,
     ) -> _Answer:
-        """Return what a broker answers about a topic to a client that needs some operations. It is
-        asked `again` after `passing` errors: `until` a moment, or else for ``TIMEOUT_S``."""
+        """Return what a broker answers about a topic to a client that needs some operations, and
+        that may have `asked` already. It asks again after `passing` errors: `until` a moment, or
+        else for ``TIMEOUT_S``. A topic that an answer was about exists: that a broker does not know
+        it passes."""
         until = time.monotonic() + TIMEOUT_S if until is None else until
+        if passing is None:
+            passing = (*_PASSING, _ABSENT) if topic in self._existing else _PASSING
+        future = ask() if asked is None else asked
         while True:
             while not wait([future], _POLL_S).done:
                 self._admin.poll(0)
                 self.check_login()
             try:
-                return future.result()
+                answer = future.result()
             except self.kafka.KafkaException as error:
-                is_passing = error.args[0].name() in passing and time.monotonic() < until
-                if again is None or not is_passing:
+                if error.args[0].name() not in passing or time.monotonic() >= until:
                     raise self.failed(error.args[0], topic, *operations, is_seen=is_seen) from None
+            else:
+                self._existing.add(topic)
+                return answer
             time.sleep(_POLL_S)
-            future = again()
+            future = ask()
 
 
 def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
