@@ -6,19 +6,24 @@ from pathlib import Path
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST = 10_000
+_kept: list[socket.socket] = []
+"""They are bound and do not listen: a server that reuses addresses, as all do, can listen there."""
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on, and that stays free until it is needed: it
-    lies below those that outgoing connections get, of which one could even lead to itself. Where
-    those begin too low, any that is free must do."""
+    """Return a port of loopback that nobody listens on, and that no other test gets, also while its
+    server is started again. It lies below those that outgoing connections get, of which one could
+    even lead to itself. Where those begin too low, any that is free must do."""
     end = int(RANGE.read_text().split()[0])
     chance = random.SystemRandom()  # not the one that begins anew with every test
     while True:
         port = chance.randrange(LOWEST, end) if end > LOWEST else 0
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(one.getsockname()[1])
+        one = socket.socket()
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            one.close()
+            continue
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _kept.append(one)
+        return int(one.getsockname()[1])

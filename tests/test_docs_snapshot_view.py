@@ -13,7 +13,7 @@ from tests.test_docs import README, ROOT
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 PAGE = ROOT / "docs" / "snapshot-view.md"
-RUN = "run bank:bank --store bank.store --event-log bank.log --every 100ms --duration 600ms"
+RUN = "run bank:bank --store bank.store --event-log bank.log --every 50ms --duration 1s"
 
 
 @pytest.mark.slow
