@@ -49,7 +49,7 @@ PURE_LAYER_MAX = 2
 
 PURE_IMPORTS = frozenset(
     "bisect collections collections.abc copy dataclasses enum functools json struct typing types "
-    "inspect re hashlib hmac datetime itertools math operator msgspec sys".split()
+    "inspect re hashlib hmac datetime decimal uuid itertools math operator msgspec sys".split()
 )
 """``sys`` for the flags with which Python was started."""
 IMPORT_CPU_S_MAX = 0.2

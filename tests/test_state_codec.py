@@ -6,7 +6,7 @@ What every other field is recorded as, ``test_process.py`` shows.
 import enum
 from collections.abc import Callable
 from dataclasses import field, make_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange, KeyedRows
+from stillframe.outbox import Outbox, no_commit
 from stillframe.process import Process
 from stillframe.state_codec import StateCodec
 
@@ -46,6 +47,25 @@ class Bank(Process):
 
 
 CODEC = StateCodec(Bank)
+
+
+class Textless(Exception):
+    """Has no text."""
+
+    __str__ = None  # type: ignore[assignment]
+
+
+class Touchy(msgspec.Struct, frozen=True):
+    """Can be made once, and raises what it is told to from then on."""
+
+    raised: ClassVar[BaseException | None] = None
+
+    amount: int
+
+    def __post_init__(self) -> None:
+        """Raise it."""
+        if Touchy.raised is not None:
+            raise Touchy.raised
 
 
 @pytest.mark.parametrize(
@@ -183,3 +203,34 @@ def test_changes_of_other_fields_are_refused() -> None:
     """All keyed fields are there, and no others."""
     with pytest.raises(UsageError, match=r"changes of .*'debts'"):
         CODEC.check(encode({"name": "x"}), {"debts": change()})
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("far"), "KeyError: 'far'"),
+        (Textless(), "Textless"),
+        (ValueError("far"), "far"),
+        (type("Odd", (Textless, ValueError), {})(), "TypeError"),
+        (SystemExit(1), "SystemExit"),
+    ],
+)
+def test_a_class_that_raises_when_it_is_decoded_is_named(
+    error: BaseException, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the class of the state and the field: the process is named where it is checked."""
+    fields = [("first", int), ("touchy", Touchy), ("rows", Keyed[str, Touchy])]
+    codec = StateCodec(make_dataclass("State", [*fields, ("out", Outbox[Touchy])]))
+    one, outbox = Touchy(1), Outbox[Touchy](no_commit)
+    state = codec.kind(1, one, Keyed({"a": one}), outbox)
+    codec.open_outboxes(state, "P1", "")
+    encoded, values = codec.capture(state), encode([one])
+    monkeypatch.setattr(Touchy, "raised", error)
+    for act in (codec.check, codec.decode):
+        with pytest.raises(UsageError, match=rf"State .*{words}.* at `\$\.touchy`"):
+            act(encoded)
+    other = StateCodec(make_dataclass("Rows", fields[2:]))
+    with pytest.raises(UsageError, match=rf"of Rows .*{words}.* \(in rows\)"):
+        other.check(encode({}), {"rows": change(values=values)})
+    with pytest.raises(UsageError, match=rf"P1\.out: .* cannot be put: .*{words}"):
+        outbox.put(one)

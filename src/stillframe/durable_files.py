@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, UsageError, text_of
 
 _CHUNK_BYTES = 1 << 20
 
@@ -148,7 +148,7 @@ def check_file(path: Path, checksum: int) -> None:
     try:
         found = checksum_of(path)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}", path=path) from error
+        raise Damaged(f"{path} cannot be read: {text_of(error)}", path=path) from error
     check_content(path, found, checksum)
 
 

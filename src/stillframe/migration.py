@@ -32,6 +32,7 @@ from stillframe.model import (
     ProcessId,
     ProcessState,
     Snapshot,
+    decoded,
 )
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.outbox import Outbox, no_commit
@@ -107,7 +108,7 @@ class Fields:
             if name in sources:
                 raw = recorded[sources[name]]
                 try:
-                    value = with_ordered_sets(self._decoders[name].decode(raw))
+                    value = with_ordered_sets(decoded(self._decoders[name].decode, raw))
                     values[name] = msgspec.Raw(_encode(value))
                 except (*DECODING_ERRORS, TypeError, ValueError) as error:
                     raise Misfit(f"{name} was {shown(raw)}: {text_of(error)}") from error
@@ -422,7 +423,7 @@ class _Conversion:
             codec.check(encoded)
             return ProcessState(state.process, kind, encoded)
         except (Misfit, UsageError, *DECODING_ERRORS) as error:
-            self.refusals.append(f"process {state.process} ({kind}): {error}")
+            self.refusals.append(f"process {state.process} ({kind}): {text_of(error)}")
             return state
 
     def _is_unchanged(self, kind: str) -> bool:
@@ -464,9 +465,9 @@ class _Conversion:
                 if kind not in accepted or decoder is None:
                     raise Misfit(f"{channel.target} no longer accepts {kind}")
                 converted = self._message(kind, raw)
-                decoder.decode(converted)
+                decoded(decoder.decode, converted)
             except (Misfit, *DECODING_ERRORS) as error:
-                where = f"message {number} on channel {channel} ({kind}): {error}"
+                where = f"message {number} on channel {channel} ({kind}): {text_of(error)}"
                 first, count = refused.get(kind, (where, 0))
                 refused[kind] = (first, count + 1)
                 return raw
@@ -666,7 +667,9 @@ def _encoded(value: object, what: str) -> bytes:
     try:
         return _encode_plain(with_ordered_sets(value))
     except CANNOT_ENCODE as error:
-        raise _wrong(f"returned a value that cannot be encoded: {what}: {error}") from error
+        raise _wrong(
+            f"returned a value that cannot be encoded: {what}: {text_of(error)}"
+        ) from error
 
 
 def _wrong(what: str) -> ApplicationError:

@@ -9,15 +9,29 @@ consistent* are the same statement (Chandy & Lamport 1985, section 3.1).
 
 import enum
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from stillframe.channel_accounting import contradiction
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import NotConsistent, UsageError, describe
 
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Exceptions of msgspec for bytes that cannot be decoded: malformed, no text, or nested too
 deeply."""
+_Result = TypeVar("_Result")
+
+
+def decoded(decode: Callable[..., _Result], *arguments: object) -> _Result:
+    """Return what a decoder returns. If a class that it makes objects of raises anything, which
+    msgspec passes on, that becomes one of `DECODING_ERRORS`."""
+    try:
+        return decode(*arguments)
+    except (KeyboardInterrupt, *DECODING_ERRORS):
+        raise
+    except BaseException as error:
+        raise msgspec.ValidationError(f"its class raised {describe(error)}") from error
 
 
 ProcessId = str

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stillframe.errors import UsageError, repr_of, text_of
-from stillframe.model import DECODING_ERRORS, SnapshotId
+from stillframe.model import DECODING_ERRORS, SnapshotId, decoded
 from stillframe.ordered_sets import with_ordered_sets
 
 Item = TypeVar("Item")
@@ -214,11 +214,8 @@ class Outbox(Generic[Item]):
             )
         try:
             encoded = _encode(with_ordered_sets(item))  # a repeated put has the same key
-            kept: Item = (
-                msgspec.msgpack.decode(encoded, type=type(item))
-                if self._decode is None
-                else self._decode(encoded)
-            )
+            decode = self._decode or msgspec.msgpack.Decoder(type(item)).decode
+            kept: Item = decoded(decode, encoded)
         except _FAILURES as error:
             shown, why = repr_of(item), text_of(error)
             raise UsageError(f"{self.name}: {shown} cannot be put: {why}") from error

@@ -71,8 +71,8 @@ class Rules:
         self.is_any |= other.is_any
 
     def allows(self, kind: type) -> bool:
-        """Return whether values of a class that has no rule are restored as equal ones: an int as
-        a float, a member of an Enum that is an int or text as that; and UNSET as what it is."""
+        """Return whether values of a class that has no rule are restored as equal ones. An int
+        becomes a float, a member of an IntEnum or StrEnum an int or text; UNSET stays UNSET."""
         if kind is msgspec.UnsetType:
             return True
         plain = next((one for one in (int, str) if issubclass(kind, one)), None)

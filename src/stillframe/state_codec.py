@@ -10,7 +10,7 @@ import msgspec
 
 from stillframe.errors import UsageError, describe, text_of
 from stillframe.keyed import Keyed
-from stillframe.model import DECODING_ERRORS, KeyedChange
+from stillframe.model import DECODING_ERRORS, KeyedChange, decoded
 from stillframe.ordered_sets import may_hold_set, with_ordered_sets
 from stillframe.outbox import Outbox, OutboxEntry, no_commit, outbox_struct
 from stillframe.process import (
@@ -189,18 +189,33 @@ class StateCodec:
         if there are no `changes`, else all but the keyed ones (``ProcessState.keyed``)."""
         try:
             if not changes:
-                self._decoder.decode(encoded)
+                self._decoded(self._decoder, encoded)
                 return
-            self._rest_decoder.decode(encoded)
+            self._decoded(self._rest_decoder, encoded)
             if changes.keys() != self.keyed.keys():
                 raise msgspec.ValidationError(f"changes of {sorted(changes)} were recorded")
             for name, change in changes.items():
                 self._check_change(name, change)
         except DECODING_ERRORS as error:
             raise UsageError(
-                f"a field of {self.kind.__name__} does not hold what it is declared with: {error}; "
-                "a restore could not read it"
+                f"a field of {self.kind.__name__} does not hold what it is declared with: "
+                f"{text_of(error)}; a restore could not read it"
             ) from error
+
+    def _decoded(self, decoder: msgspec.msgpack.Decoder[Any], encoded: bytes) -> Any:
+        """Return what `decoder` makes of all fields; one of `DECODING_ERRORS` names a field."""
+        try:
+            return decoded(decoder.decode, encoded)
+        except msgspec.ValidationError as error:
+            if "`$" in (text := text_of(error)):
+                raise
+            for name, raw in msgspec.msgpack.decode(encoded, type=dict[str, msgspec.Raw]).items():
+                kind = self.struct.__annotations__.get(name, Any)
+                try:
+                    decoded(msgspec.msgpack.Decoder(kind).decode, raw)
+                except DECODING_ERRORS:
+                    raise msgspec.ValidationError(f"{text} - at `$.{name}`") from error
+            raise
 
     def _check_change(self, name: str, change: KeyedChange) -> None:
         keys, values = self._array_decoders[name]
@@ -209,9 +224,9 @@ class StateCodec:
             arrays += [(keys, rows.keys, rows.count), (values, rows.values, rows.count)]
         for decoder, encoded, count in arrays:
             try:
-                found = decoder.decode(encoded)
+                found = decoded(decoder.decode, encoded)
             except DECODING_ERRORS as error:
-                raise msgspec.ValidationError(f"{error} (in {name})") from error
+                raise msgspec.ValidationError(f"{text_of(error)} (in {name})") from error
             if len(found) != count:
                 raise msgspec.ValidationError(f"{name} has {len(found)} entries and not {count}")
 
@@ -229,10 +244,10 @@ class StateCodec:
         """Return the fields that ``capture`` recorded, by name; a UsageError names a mismatch with
         the declared ones."""
         try:
-            state = self._decoder.decode(encoded)
+            state = self._decoded(self._decoder, encoded)
         except DECODING_ERRORS as error:
             raise UsageError(
-                f"class {self.kind.__name__} does not fit the recorded state: {error}"
+                f"class {self.kind.__name__} does not fit the recorded state: {text_of(error)}"
             ) from error
         fields = {name: getattr(state, name) for name in self.types}
         for name in self.outboxes:

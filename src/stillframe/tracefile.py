@@ -194,7 +194,7 @@ def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line:
     try:
         return decoder.decode(line)
     except DECODING_ERRORS as error:
-        _refuse(path, number, str(error))
+        _refuse(path, number, text_of(error))
 
 
 def _refuse(path: Path, number: int, sentence: str) -> NoReturn:

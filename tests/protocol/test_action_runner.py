@@ -221,6 +221,28 @@ def test_a_message_that_does_not_fit_is_refused(encoded: bytes) -> None:
         ActionRunner("P1", topology()).decode(encoded)
 
 
+class Egg(Message):
+    """Cannot be made."""
+
+    def __post_init__(self) -> None:
+        """Fail."""
+        raise KeyError(self)
+
+
+class Basket(Process):
+    """Accepts what cannot be made."""
+
+    def receive(self, channel: Channel, message: Egg) -> None:
+        """Take it."""
+
+
+def test_a_message_that_raises_when_it_is_decoded_is_refused() -> None:
+    """Its class may raise anything."""
+    runner = ActionRunner("P1", Topology.ring({"P1": Basket(), "P2": Basket()}))
+    with pytest.raises(ProtocolViolation, match=r"P1: a message does not fit: .* KeyError"):
+        runner.decode(msgspec.msgpack.encode(["Egg"]))
+
+
 def test_a_message_that_fits_is_decoded() -> None:
     """What one process sends another reads."""
     assert ActionRunner("P1", topology()).decode(word("a")) == Word("a")

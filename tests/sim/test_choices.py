@@ -1,5 +1,7 @@
 """Choices are lines of text: what ``str`` writes, ``parse_choice`` reads."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +60,7 @@ def test_every_choice_is_read_as_it_was_written(choice: choices.Choice) -> None:
             choices.Act("P1", "pay", (5, "a b", [1, {"x": None}])),
         ),
         ("P1 does pay()", choices.Act("P1", "pay")),
+        ("P1 does pay(null)", choices.Act("P1", "pay", (None,))),
         ("deliver P1->P2", choices.Deliver((Channel("P1", "P2"),))),
         ("deliver P1->P2 at 3", choices.Deliver((Channel("P1", "P2"),), 3)),
         ("deliver P1->P3,P2->P3", choices.Deliver((Channel("P1", "P3"), Channel("P2", "P3")))),
@@ -77,6 +80,15 @@ def test_every_choice_is_read_as_it_was_written(choice: choices.Choice) -> None:
 def test_each_form_is_one_kind_of_choice(text: str, choice: choices.Choice) -> None:
     """The forms that an error lists, each as people write it."""
     assert parse_choice(text) == choice
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, -math.inf, [{"x": math.inf}], (1, 2), {1: 2}, b"x", object()]
+)
+def test_what_a_schedule_would_not_repeat_is_refused(value: object) -> None:
+    """No such argument is JSON: printed, it would be another one, or nothing."""
+    with pytest.raises(UsageError, match=r"P1 does pay: its arguments \(5, .* not JSON values"):
+        choices.Act("P1", "pay", (5, value))
 
 
 @pytest.mark.parametrize(

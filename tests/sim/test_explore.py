@@ -1,5 +1,6 @@
 """Every interleaving of small systems: counted exactly, and checked against plain enumeration."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -455,6 +456,16 @@ class Fickle(Account):
             self.send("P2", Payment(1))
 
 
+class NoTruth:
+    """Is neither true nor false, and has no text."""
+
+    def __bool__(self) -> bool:
+        """Fail."""
+        raise KeyError(self)
+
+    __repr__ = __str__ = None  # type: ignore[assignment]
+
+
 def test_a_mistake_of_a_handler_is_reported_as_it_is() -> None:
     """A message without a channel is no deviation of a repeated run."""
     small = system(Topology.mesh({"P1": Stray(), "P2": Account()}), {"P1": 1})
@@ -467,6 +478,17 @@ def test_a_process_that_does_something_else_when_repeated_is_reported() -> None:
     small = system(Topology.mesh({"P1": Fickle(), "P2": Account()}), {"P1": 2})
     with pytest.raises(UsageError, match=r"had another result \(deliver P\d->P\d: 0 messages"):
         explore(small, always={}, sometimes={})
+
+
+@pytest.mark.parametrize("found", [True, NoTruth(), 3])
+def test_a_property_returns_text(found: Any) -> None:
+    """Or None; anything else is an error of the application, without asking whether it is true."""
+    small = system(pays=BOTH_PAY)
+    with pytest.raises(ApplicationError, match=r"^odd returned .*: return text, or None$"):
+        explore(small, always={"odd": lambda _: found}, sometimes={})
+    with pytest.raises(ApplicationError, match=r"^odd raised SystemExit"):
+        explore(small, always={"odd": lambda _: sys.exit()}, sometimes={})
+    assert explore(small, always={"odd": lambda _: None}, sometimes={}).broken == {}  # type: ignore[dict-item,return-value]
 
 
 # --- conditions of one's own

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import Damaged, StoreError, text_of
 from stillframe.storage.location import Location, ObjectPath, location_of
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
@@ -149,7 +149,7 @@ def _manifest(path: Location, content: bytes, expected: Expected) -> Row:
         bases = found.get("bases")
     except _NO_MANIFEST as error:
         raise Damaged(
-            f"{path} has invalid content: {error}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} has invalid content: {text_of(error)}", path=path, remedy=SNAPSHOT_ADVICE
         ) from error
     if snapshot != path.parent.name:
         raise Damaged(f"{path} belongs to snapshot {snapshot}", path=path, remedy=SNAPSHOT_ADVICE)

@@ -213,7 +213,7 @@ def _to_offset(cursor: "OutcomeCursor") -> dict[str, Any]:
 def _cursor_of(offset: dict[str, Any]) -> "OutcomeCursor":
     import msgspec
 
-    from stillframe.errors import Damaged
+    from stillframe.errors import Damaged, text_of
     from stillframe.model import DECODING_ERRORS
     from stillframe.store.outcomes import OutcomeCursor
 
@@ -221,8 +221,8 @@ def _cursor_of(offset: dict[str, Any]) -> "OutcomeCursor":
         return msgspec.convert(offset, OutcomeCursor)
     except DECODING_ERRORS as error:
         raise Damaged(
-            f"the checkpoint has no position in a stream of verdicts: {error}: start the query "
-            "with a new checkpoint"
+            f"the checkpoint has no position in a stream of verdicts: {text_of(error)}: start the "
+            "query with a new checkpoint"
         ) from error
 
 

@@ -23,7 +23,7 @@ from stillframe.cli.app import SCRIPT_SUFFIX, SCRIPTS
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option
 from stillframe.cli.trace import put_proof
 from stillframe.durable_files import shell_command, write_atomically
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, text_of
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, prove
@@ -501,5 +501,5 @@ def read_script(path: Path) -> str:
             return file.read(scenario.FILE_CHARACTER_MAX + 1)
         except UnicodeDecodeError as error:
             raise UsageError(
-                f"{path} is not a .run file: it is not text in UTF-8 ({error})"
+                f"{path} is not a .run file: it is not text in UTF-8 ({text_of(error)})"
             ) from error

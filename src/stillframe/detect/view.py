@@ -30,6 +30,7 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
     SnapshotId,
+    decoded,
 )
 from stillframe.process import Message, Process, Quantities, Reporting
 from stillframe.protocol.action_runner import ActionRunner, union_of
@@ -153,10 +154,10 @@ def _messages(topology: Topology, state: ChannelState) -> tuple[Message, ...]:
         return ()
     decoder = msgspec.msgpack.Decoder(list[union_of(accepts)])  # type: ignore[misc]
     try:
-        return tuple(m for batch in state.batches for m in decoder.decode(batch.encoded))
+        return tuple(m for batch in state.batches for m in decoded(decoder.decode, batch.encoded))
     except DECODING_ERRORS as error:
         raise UsageError(
-            f"a message on channel {state.channel} does not fit the topology: {error}"
+            f"a message on channel {state.channel} does not fit the topology: {text_of(error)}"
         ) from error
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from stillframe.durable_files import shell_command
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, UsageError, text_of
 from stillframe.eventlog.segments import (
     SCHEMA,
     STREAM,
@@ -93,7 +93,7 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Location) -> SegmentHea
         for process in (header.process, *header.sent, *header.received):
             check_process_id(process)
     except (*DECODING_ERRORS, UsageError) as error:
-        raise Damaged(f"{path} has no valid header: {error}", path=path) from error
+        raise Damaged(f"{path} has no valid header: {text_of(error)}", path=path) from error
     if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
         raise Damaged(
             f"{path} is, by its header, part {header.number} of {header.process} in epoch "

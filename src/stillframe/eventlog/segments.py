@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, text_of
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
@@ -272,7 +272,7 @@ def as_written(path: Any) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except _NO_TABLE as error:
-        why = " ".join(str(error).split())
+        why = " ".join(text_of(error).split())
         raise Damaged(
             f"{path} is not an intact file of an event log: {why}: move it out of the directory; "
             "the other files can still be read",

@@ -14,7 +14,7 @@ import msgspec
 from stillframe.diagram import svg
 from stillframe.diagram.scene import TEXT_ROW
 from stillframe.diagram.text_metrics import count
-from stillframe.errors import Damaged, StillframeError, UsageError
+from stillframe.errors import Damaged, StillframeError, UsageError, text_of
 from stillframe.json_values import json_text, plain
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
@@ -369,7 +369,7 @@ def _pipeline_channel(
         try:
             shown.extend(_records(root, manifest, cut, budget))
         except (StillframeError, OSError) as failure:
-            error = str(failure)
+            error = text_of(failure)
     ends = _ends(manifest, cut)
     return _channel_row(f"{cut.log}: {ends}", ends, _figures(cut), shown) | {"error": error}
 

@@ -466,7 +466,7 @@ def _positions_of(line: str) -> dict[str, int]:
     try:
         return msgspec.json.decode(ours, type=dict[str, _Position])
     except DECODING_ERRORS as error:
-        raise Damaged(f"{line[:200]!r} is not an offset of a channel: {error}") from error
+        raise Damaged(f"{line[:200]!r} is not an offset of a channel: {text_of(error)}") from error
 
 
 def _offset_lines(path: Location) -> list[str]:
@@ -475,7 +475,9 @@ def _offset_lines(path: Location) -> list[str]:
     except FileNotFoundError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
     except UnicodeDecodeError as error:
-        raise Damaged(f"{path} is not an offset file of Spark: {error}", path=path) from error
+        raise Damaged(
+            f"{path} is not an offset file of Spark: {text_of(error)}", path=path
+        ) from error
     if not lines or not lines[0].startswith("v"):
         raise Damaged(f"{path} is not an offset file of Spark", path=path)
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]
@@ -618,7 +620,9 @@ class _Attempts:
         except FileNotFoundError:
             return None
         except DECODING_ERRORS as error:
-            raise Damaged(f"{path} is not a commit of Spark: {error}", path=path) from error
+            raise Damaged(
+                f"{path} is not a commit of Spark: {text_of(error)}", path=path
+            ) from error
 
 
 def _sst_names(path: Location) -> list[str]:
@@ -635,8 +639,8 @@ def _sst_names(path: Location) -> list[str]:
             raise
         except (*_NOT_SPARKS, OSError) as error:
             raise Damaged(
-                f"{path} was not written by Spark: {error}: put the file back from a copy of "
-                "the pipeline, or restore the pipeline from a snapshot",
+                f"{path} was not written by Spark: {text_of(error)}: put the file back from a copy "
+                "of the pipeline, or restore the pipeline from a snapshot",
                 path=path,
             ) from error
     return found

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stillframe.errors import Damaged, NotConsistent, Unavailable
+from stillframe.errors import Damaged, NotConsistent, Unavailable, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.pipeline.kafka import Broker, KafkaRecord
 from stillframe.pipeline.pending_snapshot import ServiceState
@@ -232,7 +232,7 @@ class Ledger:
         except DECODING_ERRORS as error:
             raise Damaged(
                 f"the record with offset {record.offset} of topic {self.topic}, the ledger of "
-                f"service {self._service}, is no entry: {error}",
+                f"service {self._service}, is no entry: {text_of(error)}",
                 process=self._service,
                 remedy=f"stop whatever writes that topic, and {_REMEDY}",
             ) from error

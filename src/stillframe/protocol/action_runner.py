@@ -22,7 +22,14 @@ from stillframe.errors import (
     repr_of,
     text_of,
 )
-from stillframe.model import DECODING_ERRORS, Channel, ProcessId, ProcessState, SnapshotId
+from stillframe.model import (
+    DECODING_ERRORS,
+    Channel,
+    ProcessId,
+    ProcessState,
+    SnapshotId,
+    decoded,
+)
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.outbox import Due
 from stillframe.process import Message, Process, attach
@@ -89,10 +96,10 @@ class ActionRunner:
         if self._decoder is None:
             raise ProtocolViolation(f"process {self.id} accepts no message")
         try:
-            message: Message = self._decoder.decode(encoded)
+            message: Message = decoded(self._decoder.decode, encoded)
         except DECODING_ERRORS as error:
             raise ProtocolViolation(
-                f"process {self.id}: a message does not fit: {error}"
+                f"process {self.id}: a message does not fit: {text_of(error)}"
             ) from error
         return message
 
@@ -111,7 +118,7 @@ class ActionRunner:
         try:
             hints = get_type_hints(handler)
             fitted = [
-                msgspec.convert(value, hints.get(name, Any))
+                decoded(msgspec.convert, value, hints.get(name, Any))
                 for name, value in zip(
                     inspect.signature(handler).parameters, arguments, strict=False
                 )

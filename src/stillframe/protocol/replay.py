@@ -13,7 +13,13 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
+from stillframe.errors import (
+    ApplicationError,
+    NotConsistent,
+    ProtocolViolation,
+    UsageError,
+    text_of,
+)
 from stillframe.model import (
     DECODING_ERRORS,
     Channel,
@@ -263,7 +269,9 @@ def _messages(state: ChannelState) -> list[bytes]:
     try:
         return [message for batch in state.batches for message in batch.messages()]
     except DECODING_ERRORS as error:
-        raise NotConsistent(f"channel {state.channel}: a batch cannot be read: {error}") from error
+        raise NotConsistent(
+            f"channel {state.channel}: a batch cannot be read: {text_of(error)}"
+        ) from error
 
 
 def _difference(ours: bytes, theirs: bytes) -> tuple[str, str]:

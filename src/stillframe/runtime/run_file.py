@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import no_wait, partial_path, shell_command, write_new
-from stillframe.errors import StoreError, Unavailable, UsageError
+from stillframe.errors import StoreError, Unavailable, UsageError, text_of
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
@@ -247,7 +247,7 @@ def read_run_file(store: Location) -> RunFile | None:
         return None
     except (OSError, *DECODING_ERRORS) as error:
         raise Unavailable(
-            f"{path} cannot be read: {error}; if no process of the system runs, delete it"
+            f"{path} cannot be read: {text_of(error)}; if no process of the system runs, delete it"
         ) from error
 
 

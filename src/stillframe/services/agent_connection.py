@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.calls import InstanceFragment
@@ -56,7 +56,7 @@ class _CollectorConnection(OutboundConnection):
             try:
                 message = _decode(frame.encoded)
             except DECODING_ERRORS as error:
-                raise ProtocolViolation(f"the message cannot be read: {error}") from error
+                raise ProtocolViolation(f"the message cannot be read: {text_of(error)}") from error
             self._act(message)
         elif self._greeted(frame) is not None:
             self.was_answered = True

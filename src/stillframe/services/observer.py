@@ -15,6 +15,7 @@ from stillframe.errors import (
     StillframeError,
     StoreError,
     describe,
+    text_of,
 )
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
@@ -90,7 +91,7 @@ class _AgentConnection(InboundConnection):
         try:
             message = _decode(frame.encoded)
         except DECODING_ERRORS as error:
-            raise ProtocolViolation(f"its message cannot be read: {error}") from error
+            raise ProtocolViolation(f"its message cannot be read: {text_of(error)}") from error
         if isinstance(message, control.Join):
             name, service = message.instance, self._service
             if name == service or service_of(name) != service:
@@ -427,5 +428,5 @@ def _state_of(fragment: InstanceFragment) -> InstanceState:
         state = msgspec.convert(fragment.state, InstanceState)
         msgspec.msgpack.decode(state.encoded, type=dict[str, msgspec.Raw])
     except DECODING_ERRORS as error:
-        raise ProtocolViolation(f"its state cannot be read: {error}") from error
+        raise ProtocolViolation(f"its state cannot be read: {text_of(error)}") from error
     return state

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of, text_of
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId
 
 
@@ -31,6 +31,20 @@ class Act(_Choice, frozen=True):
     process: ProcessId
     action: str
     arguments: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.arguments:
+            return
+        try:
+            is_kept = _read_arguments(write_arguments(self.arguments)) == self.arguments
+        except Exception:  # noqa: BLE001 - of a value, whose class may be the application's
+            is_kept = False
+        if not is_kept:
+            raise UsageError(
+                f"{self.process} does {self.action}: its arguments {repr_of(self.arguments)} are "
+                "not JSON values, so a printed schedule would not repeat it: give finite numbers, "
+                "text, True, False, None, lists and dicts with text as keys"
+            )
 
 
 class Deliver(_Choice, frozen=True):
@@ -159,7 +173,7 @@ def _read_arguments(text: str) -> tuple[Any, ...]:
         return tuple(msgspec.json.decode(f"[{text[1:-1]}]", type=list[Any]))
     except DECODING_ERRORS as error:
         raise UsageError(
-            f'{text} are not arguments ({error}): write JSON values, as in pay(20, "EUR")'
+            f'{text} are not arguments ({text_of(error)}): write JSON values, as in pay(20, "EUR")'
         ) from None
 
 

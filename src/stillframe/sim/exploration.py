@@ -18,7 +18,14 @@ import msgspec
 from stillframe.cuts import CutView, observation_without
 from stillframe.cuts import Predicate as CutPredicate
 from stillframe.detect.view import yes_or_no
-from stillframe.errors import ApplicationError, StillframeError, UsageError, describe
+from stillframe.errors import (
+    ApplicationError,
+    StillframeError,
+    UsageError,
+    class_name,
+    describe,
+    repr_of,
+)
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
@@ -136,8 +143,8 @@ def explore(
     Raises:
         UsageError: there is no such process or action; there are more than `history_count_max`
             histories; or a process does something else when the same run is repeated.
-        ApplicationError: a handler or a condition raised, or a condition did not return True or
-            False.
+        ApplicationError: a handler, a condition or a function raised, a condition did not return
+            True or False, or a function did not return text or None.
     """
     always = {**always, **_properties(invariants, "it does not hold", where=False)}
     sometimes = {**sometimes, **_properties(predicates, "it holds", where=True)}
@@ -188,11 +195,16 @@ def _check_acts(system: SmallSystem) -> None:
 
 def _asked(look: Property, world: World, name: str) -> str:
     try:
-        return look(world)
-    except StillframeError:
+        found: object = look(world)
+    except (KeyboardInterrupt, StillframeError):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise ApplicationError(f"{name} raised {describe(error)}") from error
+    if not isinstance(found, str | None):
+        raise ApplicationError(
+            f"{name} returned {repr_of(found)}, a {class_name(found)}: return text, or None"
+        )
+    return str.__str__(found) if found is not None else ""
 
 
 def _play_again(system: SmallSystem, run: Run) -> World:

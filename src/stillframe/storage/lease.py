@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
@@ -193,7 +193,9 @@ class Lease:
             return msgspec.json.decode(content, type=_Holder), version
         except DECODING_ERRORS as error:
             raise OSError(
-                errno.EINVAL, f"{self._location} is not a lease ({error})", str(self._location)
+                errno.EINVAL,
+                f"{self._location} is not a lease ({text_of(error)})",
+                str(self._location),
             ) from None
 
     def _put(self, version: Version | None, *, released: bool = False) -> None:

@@ -34,7 +34,7 @@ from typing import IO, assert_never
 import msgspec
 
 from stillframe.durable_files import no_wait, partial_path, shell_command, sync, write_new
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import Damaged, StoreError, text_of
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath
@@ -476,7 +476,7 @@ def parse_lines(
             yield msgspec.json.decode(event, type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
-                f"line {number} of {path} has invalid content: {error}", remedy=FILE_ADVICE
+                f"line {number} of {path} has invalid content: {text_of(error)}", remedy=FILE_ADVICE
             )
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import NotConsistent, StoreError
+from stillframe.errors import NotConsistent, StoreError, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
@@ -294,7 +294,7 @@ def to_tables(observation: Observation) -> dict[str, pa.Table]:
     except (*CONVERSION_ERRORS, *DECODING_ERRORS) as error:
         raise StoreError(
             f"observation {observation.number} cannot be stored, because a value does not fit into "
-            f"its column: {' '.join(str(error).split())}"
+            f"its column: {' '.join(text_of(error).split())}"
         ) from error
 
 
@@ -339,7 +339,9 @@ def _state_rows(fragment: InstanceFragment) -> list[Row]:
     try:
         fields = fields_of(fragment)
     except DECODING_ERRORS as error:
-        raise StoreError(f"the state of {fragment.instance} cannot be read: {error}") from error
+        raise StoreError(
+            f"the state of {fragment.instance} cannot be read: {text_of(error)}"
+        ) from error
     return [
         {
             "instance": fragment.instance,

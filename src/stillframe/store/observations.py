@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.calls import (
     NOTHING,
@@ -313,7 +313,7 @@ class ObservationReader:
             )
         except (NotConsistent, *DECODING_ERRORS) as error:
             raise Damaged(
-                f"{directory / name} has invalid content: {error}",
+                f"{directory / name} has invalid content: {text_of(error)}",
                 path=directory / name,
                 remedy=self._advice,
             ) from error
@@ -333,7 +333,7 @@ class ObservationWriter(ObservationReader):
             self.ledger = msgspec.msgpack.decode(storage.stored.ledger, type=CallLedger)
         except DECODING_ERRORS as error:
             raise Damaged(
-                f"{path / LEDGER} has invalid content: {error}",
+                f"{path / LEDGER} has invalid content: {text_of(error)}",
                 path=path / LEDGER,
                 remedy=FILE_ADVICE,
             ) from error

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged, NotConsistent
+from stillframe.errors import Damaged, NotConsistent, text_of
 from stillframe.storage.location import Location
 from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store import version_1
@@ -41,7 +41,7 @@ def as_written(where: Location, *, advice: str = SNAPSHOT_ADVICE) -> Iterator[No
         yield
     except _NO_TABLE as error:
         raise Damaged(
-            f"{where} is not a table of a store: {' '.join(str(error).split())}",
+            f"{where} is not a table of a store: {' '.join(text_of(error).split())}",
             path=where,
             remedy=advice,
         ) from error

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import Damaged, StoreError, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.storage.location import Location
 from stillframe.storage.reading import FILE_ADVICE, read_file, sealed_content
@@ -86,4 +86,6 @@ def read_sealed_bytes(
             content = msgspec.json.encode(current)
         return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
-        raise Damaged(f"{path} has invalid content: {error}", path=path, remedy=advice) from error
+        raise Damaged(
+            f"{path} has invalid content: {text_of(error)}", path=path, remedy=advice
+        ) from error

@@ -38,6 +38,7 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
     SnapshotId,
+    decoded,
     encode_array,
 )
 from stillframe.store.manifest import (
@@ -493,7 +494,9 @@ def _items(where: str, encoded: bytes, count: int, decoder: Any = None) -> list[
     try:
         items: list[Any] = _decode(encoded, type=list) if decoder is None else decoder(encoded)
     except DECODING_ERRORS as error:
-        raise NotConsistent(f"{where}: the recorded value cannot be decoded: {error}") from error
+        raise NotConsistent(
+            f"{where}: the recorded value cannot be decoded: {text_of(error)}"
+        ) from error
     if len(items) != count:
         raise NotConsistent(f"{where}: {count} entries were announced, and {len(items)} recorded")
     return items
@@ -652,11 +655,11 @@ class Tables:
     def _decode(self, snapshot: str, channel: Channel, batch: Batch) -> list[Any]:
         where = f"snapshot {snapshot}, channel {channel}, messages {batch.first} to {batch.last}"
         try:
-            messages: list[Any] = self._decoder.decode(batch.encoded)
+            messages: list[Any] = decoded(self._decoder.decode, batch.encoded)
         except DECODING_ERRORS as error:
             raise NotConsistent(
                 f"{where}: these are not messages of the classes that the topology accepts "
-                f"({', '.join(self.description.messages) or 'none'}): {error}"
+                f"({', '.join(self.description.messages) or 'none'}): {text_of(error)}"
             ) from error
         assert len(messages) == batch.count, f"{where}: the books were not checked"
         return messages
@@ -668,7 +671,7 @@ def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
     except DECODING_ERRORS as error:
         raise UsageError(
             f"snapshot {snapshot}, process {state.process}: its state is not a MessagePack map "
-            f"from field to value: {error}"
+            f"from field to value: {text_of(error)}"
         ) from error
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, assert_never
 
 from stillframe.durable_files import shell_command
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError, text_of
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.snapshot_documents import pipeline_diff_document, pipeline_snapshot_document
 from stillframe.pipeline.metadata import read_metadata
@@ -160,7 +160,7 @@ class PipelineTarget(Target):
             async with self._restoring:
                 self.sample = await asyncio.to_thread(self._probe.sample)
         except (StillframeError, OSError) as failure:
-            error = str(failure)
+            error = text_of(failure)
         self.polls.add(started)
         sample = self.sample
         self.polls.errors[PIPELINE] = bool(error or (sample is not None and sample.errors))
@@ -194,7 +194,7 @@ class PipelineTarget(Target):
             if new or gone:
                 await self._publish_rows(new[-NEW_COUNT_MAX:], gone)
         except (StillframeError, OSError) as error:
-            self._publish_errors([str(error)])
+            self._publish_errors([text_of(error)])
 
     def _publish_abandoned(self, sample: PipelineSample, before: PipelineSample | None) -> None:
         """Publish that a snapshot is neither pending any more nor published."""

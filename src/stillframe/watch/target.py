@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.watch.metrics import MetricSet, PollCounters
 from stillframe.watch.snapshot_list import Numbered, SnapshotList
@@ -63,7 +63,7 @@ def decode_action(body: bytes) -> Action:
     try:
         action: Action = _decode(body)
     except DECODING_ERRORS as error:
-        raise UsageError(f"this action cannot be read: {error}") from error
+        raise UsageError(f"this action cannot be read: {text_of(error)}") from error
     return action
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe, text_of
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import NONCE_BYTES, Listener, Welcome
@@ -66,7 +66,7 @@ class MemberConnection(InboundConnection):
         try:
             message = _decode(frame.encoded)
         except DECODING_ERRORS as error:
-            raise ProtocolViolation(f"its message cannot be read: {error}") from error
+            raise ProtocolViolation(f"its message cannot be read: {text_of(error)}") from error
         self._membership.on_message(self.process, message, self)
 
     def send(self, message: control.ToProcess) -> None:

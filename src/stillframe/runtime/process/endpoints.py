@@ -192,7 +192,7 @@ class IncomingEndpoint(_Endpoint):
         except DECODING_ERRORS as error:
             raise ProtocolViolation(
                 f"channel {self.channel}: {self.channel.target} does not accept messages "
-                f"{batch.first} to {batch.last}: {error}"
+                f"{batch.first} to {batch.last}: {text_of(error)}"
             ) from error
         except BaseException as error:  # of a class of the application, in its __post_init__
             raise ApplicationError(

@@ -84,7 +84,7 @@ async def keep_connected(
             await connect(link, address, me.certificates, channel.target)
         except OSError as silence:
             if loop.time() > report_due:
-                reason = silence.strerror or str(silence) or "no answer"
+                reason = silence.strerror or text_of(silence) or "no answer"
                 warn(f"channel {channel}: cannot connect to {address}: {reason}; still trying")
                 report_due = float("inf")
         else:

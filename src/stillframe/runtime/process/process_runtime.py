@@ -86,7 +86,7 @@ class CoordinatorConnection(OutboundConnection):
             try:
                 message = _decode(frame.encoded)
             except DECODING_ERRORS as error:
-                detail = f"the coordinator's message cannot be read: {error}"
+                detail = f"the coordinator's message cannot be read: {text_of(error)}"
                 raise ProtocolViolation(detail) from error
             self.received.put_nowait(message)
         elif self.greet(frame) is not None:
@@ -356,7 +356,7 @@ class ProcessRuntime:
         try:
             return await connect(connection, self._coordinator, self.me.certificates, None)
         except OSError as error:
-            reason = error.strerror or str(error) or "no answer"
+            reason = error.strerror or text_of(error) or "no answer"
             kind = NoAnswer if isinstance(error, TimeoutError) else Unavailable
             raise kind(
                 f"the coordinator does not answer at {self._coordinator}: {reason}; "

@@ -304,7 +304,7 @@ async def _exchange(store: Location, request: Request) -> Done | SystemStatus:
     try:
         reply = _decode_reply(line)
     except DECODING_ERRORS as error:
-        raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
+        raise ProtocolViolation(f"the system's answer cannot be read: {text_of(error)}") from error
     if not isinstance(reply, Failed):
         return reply
     failure = (UsageError if reply.is_usage else StillframeError)(reply.detail)
