@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.errors import Refused, Unavailable, UsageError, check_kind
+from stillframe.errors import Refused, Unavailable, UsageError, check_kind, text_of
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
 from stillframe.public_names import public_attribute
@@ -208,7 +208,7 @@ async def _connect(
             if not (is_patient and isinstance(error, NoAnswer)):
                 if isinstance(error, Unavailable):
                     who = runtime.me.process
-                    raise type(error)(f"process {who} cannot join: {error}") from error
+                    raise type(error)(f"process {who} cannot join: {text_of(error)}") from error
                 raise
         await asyncio.sleep(RETRY_S_MAX)
 
