@@ -89,8 +89,8 @@ def is_apart(process: OsProcess) -> bool:
 
 
 def apart_error(who: str, doubt: str, path: object, again: str) -> Unavailable:
-    """Return the error for `who`, recorded in the file `path`, of which one ``is_apart``: `doubt`
-    is what it may still do, and `again` what to do when it has ended."""
+    """Return the error for a process that ``is_apart``. The file `path` records it, `doubt` is what
+    it may still do, and `again` what to do when it has ended."""
     return Unavailable(
         f"{who} ran {APART}: whether it still {doubt} cannot be seen from here",
         path=path,

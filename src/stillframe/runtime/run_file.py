@@ -195,9 +195,10 @@ def find_running(store: Location) -> RunFile:
 
 
 def supervisor_of(store: Location) -> OsProcess | None:
-    """Return the supervisor of the system of `store`, None if it has none, or that has ended; it
-    takes no commands while the system starts or ends, or if it ``is_apart``: then it may have
-    ended, too."""
+    """Return the supervisor of the system of `store`, None if it has none, or that has ended.
+
+    It takes no commands while the system starts or ends. One that ``is_apart`` may have ended.
+    """
     try:
         system = read_run_file(store)
     except Unavailable:

@@ -23,7 +23,7 @@ from stillframe.storage.location import local_path
 COLLECTOR_PORT = 8650
 _SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
 WARN_AFTER_S = 5.0
-"""A loop that still runs so long after the task that connects was cancelled is not ending."""
+"""A loop that runs for this time after the task that connects was cancelled is not ending."""
 _log = logging.getLogger("stillframe.services")
 
 

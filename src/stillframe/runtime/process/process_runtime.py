@@ -441,7 +441,7 @@ class ProcessRuntime:
                         return resumed
         except TimeoutError:
             raise Unavailable(
-                "lost the coordinator, and no other replaced it within "
+                f"process {self.me.process} lost the coordinator, and no other replaced it within "
                 f"{self._orphaned_s:.0f} s: this epoch of the system has ended"
             ) from None
 

@@ -162,9 +162,11 @@ def takeover_obstacle(
 
 
 def check_visible(stale: RunFile, store: Store) -> None:
-    """Raise Unavailable if a process that was started on this machine may still run in another PID
-    namespace: nobody knows from here whether it does, and an epoch must not begin beside it. The
-    store is open for writing."""
+    """Raise Unavailable if a process of this machine may still run in another PID namespace.
+
+    This program cannot see whether it does, and no epoch must begin while it runs. The store is
+    open for writing.
+    """
     # The kernel kills all processes of a PID namespace with its process 1. That the supervisor has
     # ended is known from the lock of a directory only: another coordinator may end a lease.
     has_ended = stale.supervisor.pid == 1 and not store.is_remote

@@ -130,8 +130,11 @@ class Epoch:
     async def _start_all(
         self, coordinator: Coordinator, secret: bytes, restored_from: SnapshotId | None
     ) -> None:
-        """Start every process; there is no time limit: one that is slow to start would be slow
-        again, one that exits is noticed, and of one that hangs the user reads who is awaited."""
+        """Start every process, and wait until all run, or something has ended the epoch.
+
+        There is no time limit: a process that is slow to start would be slow again, one that exits
+        is noticed, and one that hangs is named to the user.
+        """
         system = self._system
         await first_completed(self.children.spawn_all(system.local_processes), self.ended)
         self.forked_at = time.monotonic()
