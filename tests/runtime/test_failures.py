@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,26 @@ def setter(value: object) -> Callable[[Process], None]:
     return change
 
 
+class Egg(msgspec.Struct):
+    """Cannot be made again once it is broken."""
+
+    is_broken: bool = False
+
+    def __post_init__(self) -> None:
+        """Fail, without a text."""
+        if self.is_broken:
+            raise NoText
+
+
+def breaker(*, is_broken: bool) -> Callable[[Process], None]:
+    """Return what breaks the egg of a process, or mends it."""
+
+    def set_it(process: Process) -> None:
+        process.egg.is_broken = is_broken  # type: ignore[attr-defined]
+
+    return set_it
+
+
 def endless() -> list[Any]:
     """Return a list that holds itself."""
     inner: list[Any] = []
@@ -404,6 +425,13 @@ def endless() -> list[Any]:
             ["A: Holder.content[0] cannot be recorded"],
             id="endless",
         ),
+        pytest.param(
+            breaker(is_broken=True),
+            breaker(is_broken=False),
+            Reason.NOT_RECORDED,
+            ["A: a field of Holder does not hold", "its class raised NoText", "at `$.egg`"],
+            id="cannot be made again",
+        ),
     ],
 )
 def test_a_state_that_cannot_be_recorded_abandons_the_snapshot_only(
@@ -418,6 +446,7 @@ def test_a_state_that_cannot_be_recorded_abandons_the_snapshot_only(
 
     class Holder(Source):
         content: Any = None
+        egg: Egg = field(default_factory=Egg)
 
     holder, sink = Holder(), Sink()
 
