@@ -107,7 +107,7 @@ def test_a_state_that_could_not_be_read_back_is_not_published(tmp_path: Path) ->
             while taking.is_alive():
                 me.receive(timeout_s=0.01)
 
-    wrong = r"Expected `int`, got `str` - at `\$\.balance`"
+    wrong = r"Account\.balance cannot be recorded: it holds a str where int is declared"
     with pytest.raises(UsageError, match=wrong):
         take_part()
     (outcome,) = outcomes
