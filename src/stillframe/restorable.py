@@ -188,10 +188,11 @@ def _are_plain(times: list[Any], rules: Rules) -> bool:
     zones = set(map(id, map(_zone_of, times)))
     if not zones <= _ZONES or (rules.is_any and id(None) in zones):
         return False
-    return not any(map(_fold_of, times)) or not any(
-        one.fold
-        for one in times
-        if one.tzinfo is None  # in UTC it means nothing
+    # In UTC a fold means nothing.
+    return (
+        id(None) not in zones
+        or not any(map(_fold_of, times))
+        or not any(one.fold for one in times if one.tzinfo is None)
     )
 
 
