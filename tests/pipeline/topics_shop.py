@@ -6,7 +6,7 @@ memory.
 
 import json
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,7 +58,7 @@ class Records(Broker):
         return self.end_offsets(topic)
 
     def topic_ids(
-        self, topics: Sequence[str], *, known: Container[str] = (), operation: str = "DESCRIBE"
+        self, topics: Sequence[str], *, known: Iterable[str] = (), operation: str = "DESCRIBE"
     ) -> dict[str, str | None]:
         """See ``Broker``."""
         for topic in topics:

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -541,13 +541,14 @@ class Broker(Connection):
         return sorted(one.id for one in self._described(topic).partitions)
 
     def topic_ids(
-        self, topics: Sequence[str], *, known: Container[str] = (), operation: str = "DESCRIBE"
+        self, topics: Sequence[str], *, known: Iterable[str] = (), operation: str = "DESCRIBE"
     ) -> dict[str, str | None]:
         """Return the ids that Kafka gave some topics when it created them: one that is deleted and
         created again has another. It is None if there is no such topic, and empty if the brokers
         are too old to give any. A `known` topic has existed: for a while it is asked for again, as
         a broker that starts may not have heard of it. `operation` would have allowed this."""
         until = time.monotonic() + TIMEOUT_S
+        self._existing.update(known)
 
         def ask(some: Sequence[str]) -> "dict[str, Future[Any]]":
             asked: dict[str, Future[Any]] = _called(
@@ -565,7 +566,6 @@ class Broker(Connection):
                     operation,
                     asked=future,
                     is_seen=False,
-                    passing=(*_PASSING, _ABSENT) if topic in known else _PASSING,
                     until=until,
                 ).topic_id
                 has_id = one is not None and str(one) != str(self.kafka.Uuid(0, 0))
@@ -609,16 +609,14 @@ class Broker(Connection):
         *operations: str,
         asked: "Future[_Answer] | None" = None,
         is_seen: bool = True,
-        passing: Container[str] | None = None,
         until: float | None = None,
     ) -> _Answer:
         """Return what a broker answers about a topic to a client that needs some operations, and
-        that may have `asked` already. It asks again after `passing` errors: `until` a moment, or
-        else for ``TIMEOUT_S``. A topic that an answer was about exists: that a broker does not know
-        it passes."""
+        that may have `asked` already. It asks again after errors that may pass: `until` a moment,
+        or else for ``TIMEOUT_S``. One of them is that a broker does not know a topic that has
+        existed."""
         until = time.monotonic() + TIMEOUT_S if until is None else until
-        if passing is None:
-            passing = (*_PASSING, _ABSENT) if topic in self._existing else _PASSING
+        passing = (*_PASSING, _ABSENT) if topic in self._existing else _PASSING
         future = ask() if asked is None else asked
         while True:
             while not wait([future], _POLL_S).done:

@@ -82,9 +82,8 @@ def _field_differences(
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two values are the same but for the order of the keys of mappings. A NaN is
     the same as itself; 1, 1.0 and True differ."""
-    if not _differ(one, other):
-        return True
-    return plain_text(plain(one), is_sorted=True) == plain_text(plain(other), is_sorted=True)
+    texts = (plain_text(plain(value), is_sorted=True) for value in (one, other))
+    return _encode(one) == _encode(other) or len(set(texts)) == 1
 
 
 def _differ(one: Any, other: Any) -> bool:
