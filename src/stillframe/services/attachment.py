@@ -232,14 +232,18 @@ class _Started:
         task = self._task
         if loop is self._loop and task is not None and not (task.done() or task.cancelling()):
             return
-        if self._loop is None or self._loop.is_closed() or loop is self._loop:
-            if loop is not self._loop:
-                self._loop = loop
-                self._partial.close()
-                self._others.clear()
-            self._task = self._link.start()
-            self._task.add_done_callback(self._on_ended)
-            return
+        if loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                self._add_second(loop)
+                return
+            self._loop = loop
+            self._partial.close()
+            self._others.clear()
+        self._task = self._link.start()
+        self._task.add_done_callback(self._on_ended)
+
+    def _add_second(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let observations be partial while a second event loop serves the application."""
         if not self._others:
             self._partial.enter_context(self._agent.partial_while(self._second_loop))
             _log.warning(
@@ -250,7 +254,7 @@ class _Started:
         self._others.add(loop)
 
     def _on_ended(self, task: "asyncio.Task[None]") -> None:
-        # Whoever ends the event loop cancels its tasks, too: that is no mistake.
+        # A program that closes its event loop cancels all tasks first, which is no mistake.
         task.get_loop().call_later(WARN_AFTER_S, self._warn_of_end, task)
 
     def _warn_of_end(self, task: "asyncio.Task[None]") -> None:
