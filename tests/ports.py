@@ -11,9 +11,9 @@ _kept: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on, and that no other test gets, also while its
-    server is started again. It lies below those that outgoing connections get, of which one could
-    even lead to itself. Where those begin too low, any that is free must do."""
+    """Return a free port of loopback, reserved for this test until its program ends. It is below
+    the range of outgoing connections, if that leaves room: a connection could take the port, or
+    even connect to itself."""
     end = int(RANGE.read_text().split()[0])
     chance = random.SystemRandom()  # not the one that begins anew with every test
     while True:

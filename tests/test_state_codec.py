@@ -56,7 +56,7 @@ class Textless(Exception):
 
 
 class Touchy(msgspec.Struct, frozen=True):
-    """Can be made once, and raises what it is told to from then on."""
+    """Raises the error in `raised` when it is created, if there is one."""
 
     raised: ClassVar[BaseException | None] = None
 

@@ -105,7 +105,7 @@ def test_one_that_is_killed_is_told() -> None:
 
 
 def test_one_that_fails_otherwise_is_told() -> None:
-    """An error that nobody foresaw is named by its class; an exit, by its code."""
+    """The message has the class of an unexpected error, or the exit code."""
 
     def encode() -> bytes:
         raise RuntimeError

@@ -130,7 +130,8 @@ def test_a_limit_takes_no_time_while_its_program_is_busy(
 def test_a_process_waits_for_a_coordinator_that_is_busy_with_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until it is welcome; a program that joins another machine is told instead."""
+    """It tries again until the coordinator accepts it. A program that joins a system on another
+    machine gets an error instead."""
     monkeypatch.setattr(process_runtime, "RETRY_S_MAX", 0.0)
     monkeypatch.setattr(join, "RETRY_S_MAX", 0.0)
     turned_away: list[Connection] = []

@@ -221,7 +221,7 @@ def test_a_process_that_stands_still_is_named_at_the_deadline(tmp_path: Path) ->
 def test_a_process_that_is_slow_to_start_is_awaited_and_not_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it takes: it is named once, and the first epoch goes on."""
+    """The supervisor names the process once and continues the first epoch, after any time."""
     hours = itertools.count(step=3600.0)
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: next(hours)))
 
