@@ -23,9 +23,6 @@ CLEAR_VISIBILITY_MIN = 1.0
 WATERMARK_DELAY = "6 hours"
 FLIGHTS_AT_ONCE = 20_000
 SHUFFLE_PARTITION_COUNT = 2
-INITIALIZING = "Initializing"
-POLL_S = 0.05
-ATTEMPT_COUNT = 5
 
 
 def enriched(flights: DataFrame, weather: DataFrame) -> DataFrame:

@@ -89,7 +89,7 @@ def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
         ["till"],
     )
     assert found["awaiting"][1]["channels"] == [
-        {"log": "sales", "source": "till", "position": None, "barrier": None}
+        {"log": "sales", "source": "till", "position": 0, "barrier": None}
     ]
 
 

@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 
 from stillframe.model import Abandoned, Reason, SnapshotId
-from stillframe.pipeline import coordinator, progress, stopped
+from stillframe.pipeline import Pipeline, channel, coordinator, participant_logs, progress, stopped
 from stillframe.pipeline.coordinator import ID_FILE
+from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import PINNED, Request, pending_request, request_path
@@ -22,7 +23,8 @@ from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_p
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import read_sealed
 from tests.cli.pipelines import resting_shop
-from tests.pipeline.money import Account, leave_behind, line
+from tests.pipeline.fake_queries import commit
+from tests.pipeline.money import SCHEMA, Account, leave_behind, line, records
 
 
 def test_a_published_snapshot_holds_just_the_manifest_and_the_checkpoints(
@@ -117,6 +119,76 @@ def test_the_deadline_names_who_has_not_joined(tmp_path: Path) -> None:
     assert isinstance(outcome, Abandoned)
     assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("mint", "till"))
     assert "service till has not joined: start it" in outcome.detail
+
+
+class SlowQuery:
+    """Runs a query on a clock of its own: a micro-batch reads one entry and takes 50 s, 5 s pass
+    with each look of the coordinator, and after `batch_count` micro-batches the query hangs."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, batch_count: int) -> None:
+        coins = channel("coins", SCHEMA, source="till", targets=["sums"])
+        sums = channel("sums", SCHEMA, source="sums")
+        self.pipeline = Pipeline.create(
+            path, services={"till": Account}, queries=["sums"], channels=[coins, sums]
+        )
+        with join("till", pipeline=path, state=Account()) as till:
+            for amount in range(5):
+                till.append("coins", records(amount))
+        self._batch_count = batch_count
+        self._began_at = self.now = time.time()
+        self.deadlines: set[float] = set()
+        clock = mock.Mock(
+            wraps=time, time=lambda: self.now, monotonic=lambda: self.now, sleep=self._turn
+        )
+        monkeypatch.setattr(coordinator, "time", clock)
+        monkeypatch.setattr(participant_logs, "time", clock)
+
+    def snapshot(self) -> Manifest | Abandoned:
+        """Take one while the query runs."""
+        lock = participant_lock(self.pipeline.path, "sums")
+        assert lock.acquire()
+        try:
+            return self.pipeline.snapshot(timeout_s=60, progress=self._look)
+        finally:
+            lock.release()
+
+    def _look(self, progress: Progress) -> None:
+        self.deadlines.add(progress.deadline_at)
+
+    def _turn(self, _: float) -> None:
+        self.now += 5
+        batch = int((self.now - self._began_at) // 50) - 1
+        if 0 <= batch < self._batch_count:
+            commit(self.pipeline.path, "sums", batch, {"coins": batch + 1})
+            query = participant_logs.QueryParticipant(self.pipeline.path, "sums")
+            query.at_boundary(query.tails())
+
+
+def test_a_query_with_a_backlog_is_waited_for_as_long_as_it_comes_closer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its five micro-batches before the barrier take four times the timeout. The query, which reads
+    on from a barrier whose deadline has passed, is held at this one all the time."""
+    slow = SlowQuery(tmp_path / "slow", monkeypatch, 5)
+    outcome = slow.snapshot()
+    assert isinstance(outcome, Manifest), outcome
+    assert 245 <= outcome.completed_at - outcome.initiated_at <= 260
+    assert outcome.fragment("sums").positions == {"coins": 5}
+
+
+def test_a_query_that_comes_no_closer_is_named_with_its_backlog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timeout counts from its last step."""
+    slow = SlowQuery(tmp_path / "slow", monkeypatch, 2)
+    outcome = slow.snapshot()
+    assert isinstance(outcome, Abandoned)
+    assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("sums",))
+    assert outcome.detail == (
+        "sums has not recorded: it is 3 entries before its barrier on coins; no step for 65.0 s"
+    )
+    # No more often than twice in each timeout.
+    assert len(slow.deadlines) == 3
 
 
 def test_a_service_that_died_ends_a_snapshot_at_once(tmp_path: Path) -> None:

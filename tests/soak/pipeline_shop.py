@@ -163,7 +163,7 @@ def start_and_wait(
     """
     while True:
         started = start_query(frame, pipeline, query, output_mode=output_mode)
-        while started.isActive and started.status["message"] == "Initializing sources":
+        while started.isActive and started.status["message"].startswith("Initializing"):
             select.select([], [], [], POLL_S)
         error = started.exception()
         if error is None:

@@ -242,7 +242,7 @@ def start_and_wait(
 
 
 def _has_sources(query: StreamingQuery) -> bool:
-    return bool(query.status["message"] != "Initializing sources")
+    return not query.status["message"].startswith("Initializing")
 
 
 def stop_queries(pipeline: Pipeline, queries: list[StreamingQuery]) -> None:

@@ -108,6 +108,23 @@ class Stream:
         raise ConnectionRefusedError("nobody listens")
 
 
+def test_a_start_is_over_when_spark_has_initialized_the_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark shows two words for that, one after the other: the next query must not start yet."""
+    pipeline = make_pipeline(tmp_path / "p", has_end=False)
+    monkeypatch.setattr("stillframe.spark.queries.check_sources", lambda *_: None)
+    shown = ["Initializing StreamExecution", "Initializing sources", "Getting offsets from p"]
+    left = [*shown]
+    status = property(lambda _: {"message": left.pop(0)})
+    monkeypatch.setattr(Stream, "isActive", True)
+    monkeypatch.setattr(Stream, "status", status, raising=False)
+    stream = Stream()
+    start_query(cast(DataFrame, stream), pipeline, "all", each_batch=lambda *_: None)
+    stream.is_gone.set()
+    assert left == []
+
+
 def test_a_start_that_takes_long_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

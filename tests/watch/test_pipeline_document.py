@@ -98,12 +98,12 @@ def progress(awaiting: tuple[Awaited, ...], recorded: dict[str, float]) -> Progr
 
 
 def test_where_the_barrier_stands(tmp_path: Path) -> None:
-    """On the log of whoever has recorded, as far before its target as that is known."""
+    """On the log of whoever has recorded, so many entries before its target."""
     flow = make_shop(tmp_path / "shop.pipeline").dataflow
-    books = Awaited("books", 101.0, (AwaitedChannel("sales", "till", None, 7),))
+    books = Awaited("books", 101.0, (AwaitedChannel("sales", "till", 7, 7),))
     audit = Awaited("audit", None, (AwaitedChannel("totals", "books", 2, None),))
     now = progress((audit, books), {"till": 101.0})
-    assert document.barriers(flow, now) == [["ahead", None], None]
+    assert document.barriers(flow, now) == [["ahead", 0], None]
     told = document.pending_snapshot(now, 103.5)
     assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
     assert told["stragglers"] == ["books"]

@@ -30,6 +30,13 @@ OptionalName = Annotated[
 Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
 ]
+StepTimeout = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Abandon a snapshot when no participant has come closer to recording for this long.",
+    ),
+]
 TOPOLOGY = argument(
     "MODULE:TOPOLOGY", "Topology, as MODULE:ATTRIBUTE, importable from the current directory."
 )

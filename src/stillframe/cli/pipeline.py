@@ -18,7 +18,7 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
-from stillframe.cli.options import INTERVAL, KEEP, KEPT, Timeout
+from stillframe.cli.options import INTERVAL, KEEP, KEPT, StepTimeout
 from stillframe.durable_files import shell_command
 from stillframe.errors import (
     Damaged,
@@ -109,7 +109,7 @@ def snapshot(
         "DURATION", "Take snapshots at this interval until Ctrl-C: 10s, 5m.", *INTERVAL
     ),
     keep: int | None = KEEP,
-    timeout: Timeout = "1m",
+    timeout: StepTimeout = "1m",
 ) -> None:
     """Take a snapshot of all queries, services and channels of a running pipeline and print its
     id. Exit 1 if a participant is missing. Ctrl-C abandons the snapshot and releases all
@@ -141,7 +141,7 @@ def savepoint(
     path: PipelinePath,
     name: str = argument("NAME", "Name of the savepoint."),
     mode: Mode | None = MODE,
-    timeout: Timeout = "1m",
+    timeout: StepTimeout = "1m",
 ) -> None:
     """Take a snapshot and keep it under a name until it is deleted."""
     timeout_s = quantities.parse_duration("--timeout", timeout)

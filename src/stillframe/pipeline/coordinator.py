@@ -174,17 +174,18 @@ def _take(
 ) -> Manifest | Abandoned:
     asked = book.metadata.dataflow.asked(request.mode)
     (book.ask if asked else book.reserve)(request)
-    # By this clock: the time of day may be set back.
-    until = time.monotonic() + request.deadline_at - request.initiated_at
+    deadline = _Deadline(book, request)
     fragments: _Fragments = {}
     more: dict[str, Any] = {}
     try:
-        outcome = _collect(book, request, until, progress)
+        outcome = _collect(book, request, deadline, progress)
         if isinstance(outcome, Abandoned):
             return outcome
         fragments = outcome
         if request.mode is Mode.RETAINED:
-            cut = retained.record(book.root, book.metadata, request.snapshot, fragments, until)
+            cut = retained.record(
+                book.root, book.metadata, request.snapshot, fragments, deadline.until
+            )
             if isinstance(cut, retained.NotFound):
                 return Abandoned(request.snapshot, cut.reason, (cut.participant,), cut.sentence)
             book.check()
@@ -269,6 +270,12 @@ class _DirectoryBook:
         with explain_io_errors(self.root / pending_snapshot.PENDING, "changed"):
             pending_snapshot.request_path(self.root, request.snapshot).mkdir()
 
+    def renew(self, request: Request) -> None:
+        """Show the request with a later deadline."""
+        path = pending_snapshot.request_path(self.root, request.snapshot) / pending_snapshot.REQUEST
+        with explain_io_errors(path, "written"):
+            replace_durably(path, seal(request))
+
     def check(self) -> None:
         """Raise Unavailable if another coordinator has ended the request, which cannot be here."""
 
@@ -316,6 +323,9 @@ class _ObjectBook:
 
     def ask(self, request: Request) -> None:
         self._writer.replace(request=request, last_snapshot=request.snapshot.number)
+
+    def renew(self, request: Request) -> None:
+        self._writer.replace(request=request)
 
     def reserve(self, request: Request) -> None:
         self._writer.replace(last_snapshot=request.snapshot.number)
@@ -370,6 +380,44 @@ class _ObjectBook:
             *(pending_snapshot.fragment_path(self.root, snapshot, n) for n in flow.participants),
             *(directory / pending_snapshot.SYSTEMS / f"{name}.json" for name in flow.services),
         ]
+
+
+class _Deadline:
+    """The end of a pending snapshot's timeout, which begins again with each step towards the end of
+    the snapshot (``Progress.steps``). `until` is by the clock of this program, because the
+    time of day may be set back.
+
+    Participants read the deadline in the request, and none is held at a barrier for longer. So a
+    later one is written there in time, and not after the one before: some may have read on.
+    """
+
+    def __init__(self, book: _DirectoryBook | _ObjectBook, request: Request) -> None:
+        self.request = request
+        self.timeout_s = request.deadline_at - request.initiated_at
+        self.until = time.monotonic() + self.timeout_s
+        self._book = book
+        self._shown = self.until
+        self._steps: tuple[object, ...] | None = None
+
+    def is_over(self, progress: Progress) -> bool:
+        """Return whether the deadline has passed, after a look at the progress."""
+        now = time.monotonic()
+        if now > self._shown:
+            return True
+        if self._steps not in (None, progress.steps):
+            self.until = now + self.timeout_s
+        self._steps = progress.steps
+        if self.until > self._shown and now > self._shown - self.timeout_s / 2:
+            deadline_at = time.time() + self.until - now
+            self.request = msgspec.structs.replace(self.request, deadline_at=deadline_at)
+            self._book.renew(self.request)
+            self._shown = self.until
+        return False
+
+    @property
+    def idle_s(self) -> float:
+        """How long ago the last step was seen, in seconds."""
+        return time.monotonic() - (self.until - self.timeout_s)
 
 
 def _check_pinned(directory: Location, fragments: _Fragments) -> dict[str, QueryState]:
@@ -458,11 +506,10 @@ def _that_counts(
 def _collect(
     book: _DirectoryBook | _ObjectBook,
     request: Request,
-    until: float,
+    deadline: _Deadline,
     progress: Callable[[Progress], None],
 ) -> _Fragments | Abandoned:
-    """Wait for the fragment of each participant that is asked, until a moment of
-    ``time.monotonic``."""
+    """Wait for the fragment of each participant that is asked, until the deadline."""
     root, metadata = book.root, book.metadata
     asked = metadata.dataflow.asked(request.mode)
     fragments: _Fragments = {}
@@ -491,12 +538,12 @@ def _collect(
             cut is not None and cut.outcome is Outcome.PUBLISHED for cut in systems
         ):
             return fragments
-        if time.monotonic() > until:
-            late = progress_of(root, metadata, request, fragments)
-            sentence = late.straggler_sentence()
-            return Abandoned(request.snapshot, Reason.DEADLINE, late.awaited, sentence)
         if time.monotonic() - reported_at >= PROGRESS_S:
-            progress(progress_of(root, metadata, request, fragments))
+            found = progress_of(root, metadata, deadline.request, fragments)
+            if deadline.is_over(found):
+                sentence = f"{found.straggler_sentence()}; no step for {deadline.idle_s:.1f} s"
+                return Abandoned(request.snapshot, Reason.DEADLINE, found.awaited, sentence)
+            progress(found)
             reported_at = time.monotonic()
         time.sleep(OBJECT_POLL_S if isinstance(root, ObjectPath) else POLL_S)
 

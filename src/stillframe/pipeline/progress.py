@@ -11,6 +11,7 @@ from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.participant_logs import reported_positions
 from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     Request,
@@ -29,14 +30,19 @@ class AwaitedChannel(msgspec.Struct, frozen=True):
     Attributes:
         log: its name.
         source: who appends to it.
-        position: how far the participant has read; None if only the participant itself knows.
+        position: how far the participant has read; a service, as far as it last reported.
         barrier: the position of the barrier; None before its source has appended it.
     """
 
     log: str
     source: str
-    position: int | None
+    position: int
     barrier: int | None
+
+    @property
+    def behind(self) -> int:
+        """How many entries it has to read before its barrier; 0 while that is not known."""
+        return 0 if self.barrier is None else max(0, self.barrier - self.position)
 
 
 class Awaited(msgspec.Struct, frozen=True):
@@ -48,12 +54,14 @@ class Awaited(msgspec.Struct, frozen=True):
             logs, or when the snapshot began. None while it waits for the barriers of others.
         channels: the logs that it reads.
         has_joined: False for a service that must be started: it has no state to record.
+        batch: the micro-batch that a query is in; None between two of them, and for a service.
     """
 
     participant: str
     since: float | None
     channels: tuple[AwaitedChannel, ...]
     has_joined: bool = True
+    batch: int | None = None
 
     @property
     def is_straggler(self) -> bool:
@@ -70,12 +78,16 @@ class Awaited(msgspec.Struct, frozen=True):
         if missing:
             return f"{self.participant} waits for the barrier on {', '.join(missing)}"
         behind = [
-            f"{c.barrier - c.position} entries before it on {c.log}"
+            f"{c.behind:,} {'entry' if c.behind == 1 else 'entries'} before its barrier on {c.log}"
             for c in self.channels
-            if c.barrier is not None and c.position is not None and c.position < c.barrier
+            if c.behind
         ]
-        where = f": it is {' and '.join(behind)}" if behind else ""
-        return f"{self.participant} has reached its barrier but has not recorded{where}"
+        where = [] if self.batch is None else [f"in micro-batch {self.batch}"]
+        if behind:
+            where.append(" and ".join(behind))
+        reached = "" if behind else "has reached its barrier but "
+        words = f": it is {', '.join(where)}" if where else ""
+        return f"{self.participant} {reached}has not recorded{words}"
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -85,7 +97,7 @@ class Progress(msgspec.Struct, frozen=True):
         snapshot: its id.
         mode: how it is taken.
         initiated_at: when it was requested.
-        deadline_at: when it is abandoned.
+        deadline_at: when it is abandoned; later after each step (`steps`).
         recorded: when each participant recorded, for those that have.
         awaiting: the other participants.
     """
@@ -107,6 +119,19 @@ class Progress(msgspec.Struct, frozen=True):
         """The participants that delay all others. They could record and have not, or have not
         joined."""
         return tuple(one for one in self.awaiting if one.is_straggler)
+
+    @property
+    def steps(self) -> tuple[object, ...]:
+        """What changes with each step towards the end of the snapshot: who has recorded, and of
+        each straggler its micro-batch and how far it is from its barriers. The steps are finite:
+        a barrier stays where it is, and what comes after it counts for nothing."""
+        return (
+            frozenset(self.recorded),
+            *(
+                (one.participant, one.batch, tuple(c.behind for c in one.channels))
+                for one in self.stragglers
+            ),
+        )
 
     def straggler_sentence(self) -> str:
         """Return a sentence on the stragglers."""
@@ -162,13 +187,14 @@ def progress_of(
     for name in (name for name in asked if name not in recorded):
         # In mode retained no participant waits for a barrier.
         logs = () if request.mode is Mode.RETAINED else flow.incoming(name)
-        is_query = name in flow.queries
-        positions: dict[str, int] = {}
-        if is_query:
-            found = of_current_checkpoint(root, metadata.epoch, name, checkpoint.last_committed)
-            positions = metadata.starts[name] if found is None else found.positions
+        batch = None
+        if name in flow.queries:
+            batch, positions = of_current_checkpoint(root, metadata.epoch, name, _where)
+        else:
+            positions = (reported_positions(root, metadata, name) or ({}, None))[0]
+        positions = metadata.starts[name] | positions
         channels = tuple(
-            AwaitedChannel(log.name, log.source, positions.get(log.name), barriers.get(log.name))
+            AwaitedChannel(log.name, log.source, positions[log.name], barriers.get(log.name))
             for log in logs
         )
         arrived_at = [recorded[log.source] for log in logs if log.name in barriers]
@@ -176,8 +202,8 @@ def progress_of(
             request.mode is Mode.UNALIGNED and (arrived_at or name in flow.initiators())
         )
         since = max([request.initiated_at, *arrived_at]) if is_enabled else None
-        is_joined = is_query or has_joined(root, metadata, name)
-        awaiting.append(Awaited(name, since, channels, has_joined=is_joined))
+        is_joined = name in flow.queries or has_joined(root, metadata, name)
+        awaiting.append(Awaited(name, since, channels, has_joined=is_joined, batch=batch))
     return Progress(
         snapshot=request.snapshot,
         mode=request.mode,
@@ -186,3 +212,11 @@ def progress_of(
         recorded=recorded,
         awaiting=tuple(awaiting),
     )
+
+
+def _where(place: Location) -> tuple[int | None, dict[str, int]]:
+    """Return the micro-batch that a query is in, and its committed positions, by its checkpoint."""
+    found, planned = checkpoint.last_committed(place), checkpoint.planned_batch(place)
+    if found is None:
+        return planned, {}
+    return planned if planned != found.batch else None, found.positions

@@ -58,7 +58,7 @@ from stillframe.spark.topics import (
 from stillframe.storage.location import Location, ObjectPath, locate
 
 EachBatch = Callable[[DataFrame, int], None]
-_STARTING = "Initializing sources"
+_STARTING = "Initializing"
 _POLL_S = 0.02
 NOTICE_S = 1.0
 """How long a start takes before it is reported, in seconds."""
@@ -359,7 +359,7 @@ def start_query(
             started = writer.start()
             # Spark gives each source's Python process ten seconds to start: queries that all
             # started at once would delay each other.
-            while started.isActive and started.status["message"] == _STARTING:
+            while started.isActive and started.status["message"].startswith(_STARTING):
                 time.sleep(_POLL_S)
     except BaseException:
         run.end()

@@ -11,7 +11,7 @@ from typing import Any
 from stillframe.durable_files import shell_command
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.participant_logs import OVERDUE_S
-from stillframe.pipeline.progress import Awaited, Progress
+from stillframe.pipeline.progress import Progress
 from stillframe.protocol.aligner import Mode
 from stillframe.watch.pipeline_probe import ABSENT, DEAD, PipelineSample
 
@@ -251,26 +251,20 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
 
 def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:
     """Return the position of the pending snapshot's barrier on each channel. It is "ahead" with the
-    number of entries before it, None if only the target knows them; "passed"; or None if the source
-    has not appended it, or the target is not asked to record."""
-    pending = {one.participant: one for one in progress.awaiting}
+    number of entries before it; "passed"; or None if the source has not appended it, or the target
+    is not asked to record."""
+    behind = {(one.participant, c.log): c.behind for one in progress.awaiting for c in one.channels}
+    pending = progress.awaited
     found: list[list[Any] | None] = []
     for log, source, target in channels_of(flow):
         if source not in progress.recorded:
             found.append(None)
         elif target in pending:
-            found.append(["ahead", _entries_before(pending[target], log)])
+            found.append(["ahead", behind.get((target, log))])
         else:
             is_passed = target is None or target in progress.recorded
             found.append(["passed", None] if is_passed else None)
     return found
-
-
-def _entries_before(pending: Awaited, log: str) -> int | None:
-    for channel in pending.channels:
-        if channel.log == log and channel.position is not None and channel.barrier is not None:
-            return max(0, channel.barrier - channel.position)
-    return None
 
 
 def _age(since: float, now: float) -> str:
