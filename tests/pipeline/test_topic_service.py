@@ -1,11 +1,13 @@
 """Services that read and write topics of a real Kafka: exactly once, whatever happens."""
 
 import contextlib
+import functools
+import logging
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from stillframe.pipeline import (
     KafkaRecord,
     Pipeline,
     joined,
+    kafka,
     kafka_channel,
     ledger,
     locks,
+    outages,
     topic_service,
     transactions,
 )
@@ -31,6 +35,7 @@ from stillframe.pipeline.topic_service import join
 from tests.kafka_topics import create_again
 from tests.pipeline.topic_services import (
     ADMIN,
+    KILLED_COMMIT,
     LIMIT,
     ORDER_COUNT,
     STAGES,
@@ -453,28 +458,143 @@ def test_a_rejected_record_leaves_nothing_behind(tmp_path: Path, servers: str) -
     assert (record.value, record.label.batch) == (b"3", 0)
 
 
+def count_up(me: JoinedTopicService, state: Ledger) -> None:
+    """Receive the next numbers, and send their count."""
+    received = me.receive()
+    assert received is not None
+    for record in received[1]:
+        state.count += 1
+        state.total += int(record.value or b"")
+        me.append("sums", str(state.count))
+
+
 def test_without_kafka_nothing_is_lost(
     tmp_path: Path, kafka_server: outside.KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit is given up after a while, with advice; later the service does that work again."""
+    monkeypatch.setenv(outages.VARIABLE, "1")
     servers = kafka_server.address
     pipeline = chain(tmp_path / "p.pipeline", servers)
     run_till(pipeline.path)
+    words = (
+        f"service ledger gave up: the broker at {servers} has not answered .*, more than 1 s "
+        rf"\({outages.VARIABLE}\): .*: check that the brokers run.* start this again"
+    )
     with (
-        raising(Unavailable, f"Kafka at {servers} does not commit.*start the service again"),
-        pipeline.join_service("ledger", state=(state := Ledger())) as me,
+        raising(Unavailable, words),
+        pipeline.join_service("ledger", state=(state := Ledger()), kind=JoinedTopicService) as me,
     ):
-        _, records = me.receive()
-        monkeypatch.setattr(transactions, "TIMEOUT_S", 0.5)
-        for _ in records:
-            state.count += 1
-            me.append("sums", str(state.count))
+        count_up(me, state)
+        for module in (transactions, kafka):
+            monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
         with kafka_server.frozen():
             for _ in me:
                 pass
     monkeypatch.undo()
     assert run_ledger(pipeline.path).total == TOTAL
     assert counting_values(pipeline, "sums") == SUMS
+
+
+def no_answer(*_: object) -> None:
+    """Fail as a commit to which no broker answers."""
+    code = confluent_kafka.KafkaError._TIMED_OUT
+    raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(code))
+
+
+class CutShort(confluent_kafka.Producer):
+    """Its fourth commit ends without an answer."""
+
+    commit_count = 0
+    cut: Callable[[Callable[[], None]], object] = no_answer
+
+    def commit_transaction(self, *args: Any) -> None:
+        """See the class."""
+        CutShort.commit_count += 1
+        commit = functools.partial(super().commit_transaction, *args)
+        if CutShort.commit_count == KILLED_COMMIT:
+            CutShort.cut(commit)
+        else:
+            commit()
+
+
+@pytest.fixture
+def _cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small actions, each a transaction, and calls that are soon given up."""
+    monkeypatch.setattr(topic_service, "COMMIT_S", 0.0)
+    monkeypatch.setattr(topic_service, "_COST_FACTOR", 0)
+    monkeypatch.setattr(kafka, "_CONSUMED_COUNT", 5)
+    monkeypatch.setattr(CutShort, "commit_count", 0)
+
+
+class Return(logging.Handler):
+    """Brings a broker back when a service says that it waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = contextlib.ExitStack()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See the class."""
+        self.said.append(record.getMessage())
+        self.back.close()
+
+
+@pytest.mark.usefixtures("_cut_short")
+@pytest.mark.parametrize("how", ["frozen", "killed", "not committed", "committed"])
+def test_a_service_waits_for_a_broker_that_is_away(
+    tmp_path: Path, kafka_server: outside.KafkaServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The outcome of the commit is unknown. When the broker is back the service finds out, and each
+    record is read and written once."""
+    returning = Return()
+
+    def cut(commit: Callable[[], None]) -> None:
+        # From here on, for what is asked at once.
+        for module in (transactions, kafka):
+            monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+        if how == "frozen":
+            returning.back.enter_context(kafka_server.frozen())
+        elif how == "killed":
+            kafka_server.kill()
+            returning.back.callback(kafka_server.start)
+        if how != "not committed":
+            commit()
+        no_answer()
+
+    monkeypatch.setattr(CutShort, "cut", cut)
+    pipeline = chain(tmp_path / "p.pipeline", kafka_server.address)
+    run_till(pipeline.path)
+    monkeypatch.setattr(confluent_kafka, "Producer", CutShort)
+    logging.getLogger("stillframe.pipeline").addHandler(returning)
+    try:
+        assert run_ledger(pipeline.path).total == TOTAL
+    finally:
+        logging.getLogger("stillframe.pipeline").removeHandler(returning)
+        returning.back.close()
+    begins, ends = returning.said
+    where = f"service ledger is waiting for the broker at {kafka_server.address} since "
+    assert begins.startswith(where)
+    assert ends.startswith("service ledger continues: the broker answers after ")
+    assert counting_values(pipeline, "sums") == SUMS
+
+
+@pytest.mark.usefixtures("_cut_short", "_locks_do_not_help")
+def test_a_service_that_waited_does_not_take_its_place_back(
+    tmp_path: Path, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its commit had no answer, another program took its place and committed."""
+    pipeline = chain(tmp_path / "p.pipeline", servers)
+
+    def cut(_commit: Callable[[], None]) -> None:
+        assert run_till(pipeline.path).sent_count == ORDER_COUNT
+        no_answer()
+
+    monkeypatch.setattr(CutShort, "cut", cut)
+    monkeypatch.setattr(confluent_kafka, "Producer", CutShort)
+    with raising(Unavailable, "has taken the place of service till"):
+        run_till(pipeline.path, 2 * ORDER_COUNT)
+    assert counting_values(pipeline, "orders") == SENT
 
 
 def test_wrong_calls_are_refused(tmp_path: Path, servers: str) -> None:

@@ -18,6 +18,7 @@ from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.outages import Outages
 from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
 from stillframe.spark import queries, to_channel, topics
@@ -216,7 +217,15 @@ def appender(
     said: list[str] = []
     head = read_metadata(pipeline.path)
     append = topics.topic_appender(
-        pipeline.path, head, topic, planned=planned, settled=settled, report=said.append, options={}
+        pipeline.path,
+        head,
+        topic,
+        planned=planned,
+        settled=settled,
+        report=said.append,
+        outages=Outages("query umpire", said.append, lambda: None),
+        check=lambda: None,
+        options={},
     )
     return append, said
 

@@ -70,6 +70,24 @@ class NoTopic(UsageError):
     """There is no such topic."""
 
 
+class BrokerAway(Unavailable):
+    """No broker answers as it should. A participant that runs waits for that (``outages``).
+
+    Attributes:
+        servers: the brokers.
+        why: what was asked, and what came instead of an answer.
+        since: since when, of ``time.monotonic``; None if since the call that raised this.
+    """
+
+    def __init__(
+        self, servers: str, why: str, text: str, *, remedy: str, since: float | None = None
+    ) -> None:
+        super().__init__(text, remedy=remedy)
+        self.servers = servers
+        self.why = why
+        self.since = since
+
+
 class KafkaRecord(msgspec.Struct, frozen=True):
     """A record of a topic of Kafka.
 
@@ -165,11 +183,13 @@ class Connection:
             return _not_allowed(topic, *operations, is_seen=is_seen)
         return self.does_not_answer(f"topic {topic}: {error.str()}")
 
-    def does_not_answer(self, why: str) -> Unavailable:
+    def does_not_answer(self, why: str) -> BrokerAway:
         """Return the error that no broker answers."""
         trouble = "" if self._trouble is None else f" ({self._trouble.str()})"
         login = "" if client_settings() else f"; if they need a login, set {VARIABLE}"
-        return Unavailable(
+        return BrokerAway(
+            self.servers,
+            f"{why}{trouble}",
             f"Kafka at {self.servers} does not answer as it should: {why}{trouble}",
             remedy=f"check that the brokers run and can be reached from here{login}",
         )

@@ -107,9 +107,9 @@ class Ledger:
         self._epoch = epoch
         self._broker = broker
 
-    def versions(self) -> list[Version]:
-        """Return the newest versions of this epoch, in rising order; fewer than `VERSION_COUNT` if
-        their states are long."""
+    def versions(self, count: int = VERSION_COUNT) -> list[Version]:
+        """Return the newest versions of this epoch, up to `count`, in rising order; fewer if their
+        states are long."""
         first = self._broker.first_offsets(self.topic)[0]
         end = self._broker.end_offsets(self.topic)[0]
         found: dict[int, Version] = {}
@@ -118,7 +118,7 @@ class Ledger:
         window = next(windows)
         while (
             first < end
-            and len(found) < VERSION_COUNT
+            and len(found) < count
             and size < _READ_BYTES_MAX
             # Entries of an older epoch are before all of this one.
             and epochs == {self._epoch}
@@ -132,7 +132,7 @@ class Ledger:
                     at = msgspec.structs.replace(version, offset=record.offset)
                     found[version.version] = at
             end, window = start, next(windows, window)
-        return [found[number] for number in sorted(found)][-VERSION_COUNT:]
+        return [found[number] for number in sorted(found)][-count:]
 
     def some_versions(self) -> list[Version]:
         """Return ``versions``, after ``begin``; NotConsistent if there are none any more."""

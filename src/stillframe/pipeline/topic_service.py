@@ -9,6 +9,7 @@ simply started again, and continues after the last transaction.
 import contextlib
 import functools
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted, record_of
 from stillframe.pipeline.known_topics import KnownTopics, held_topic, start_positions
 from stillframe.pipeline.ledger import Entry, Ledger, Version, needs_trim, open_ledger
 from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.outages import Outages
 from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.stopped import ServiceRecord, beginning_of, write_service_record
 from stillframe.pipeline.topics import (
@@ -41,6 +43,7 @@ from stillframe.pipeline.transactions import (
     Output,
     TopicReader,
     TransactionWriter,
+    superseded,
 )
 from stillframe.protocol.topic_positions import starts
 from stillframe.state_codec import StateCodec
@@ -60,6 +63,8 @@ _LOOK_S = 1.0
 _PARTITIONS_S = 30.0
 """How often it is asked whether a topic has new partitions."""
 
+_log = logging.getLogger("stillframe.pipeline")
+
 Value = bytes | str
 Headers = Iterable[tuple[str, bytes | str | None]]
 
@@ -75,7 +80,8 @@ class JoinedTopicService(Joined[list[KafkaRecord]]):
     ``boundary``, ``receive``, ``for`` and the end of the body raise these errors. Then the service
     must be started again. It continues after its last transaction, and nothing is lost:
 
-    - Unavailable: Kafka does not answer; or another program has taken the place of this service.
+    - Unavailable: Kafka does not answer for longer than ``STILLFRAME_KAFKA_OUTAGE_S``; or another
+      program has taken the place of this service.
     - NotConsistent: a topic has a record that its writer has not written; or it was created again,
       or the next record to be read was deleted, and then a new start fails as well.
     - UsageError: a field of the state cannot be recorded, or a record is too long for its topic.
@@ -170,7 +176,12 @@ class _ServiceTopics:
     """The topics of a service: what it has read and written there since its last version."""
 
     def __init__(
-        self, place: "_Place", ledger: Ledger, writer: TransactionWriter, versions: list[Version]
+        self,
+        place: "_Place",
+        ledger: Ledger,
+        writer: TransactionWriter,
+        versions: list[Version],
+        outages: Outages,
     ) -> None:
         root, metadata, broker = place.root, place.metadata, place.broker
         self._root = root
@@ -178,6 +189,7 @@ class _ServiceTopics:
         self._name = place.name
         self._broker = broker
         self._known = place.known
+        self._outages = outages
         self._ledger = ledger
         self._writer = writer
         self._versions = versions
@@ -245,7 +257,8 @@ class _ServiceTopics:
     def _checked(self, channel: str, partition: int) -> int:
         if partition >= self._partition_counts[channel]:
             topic = self._outgoing[channel].topic
-            self._partition_counts[channel] = len(self._broker.first_offsets(topic))
+            found = self._outages.through(functools.partial(self._broker.partitions, topic))
+            self._partition_counts[channel] = len(found)
         if not 0 <= partition < self._partition_counts[channel]:
             raise UsageError(
                 f"channel {channel} has no partition {partition}: it has "
@@ -258,7 +271,10 @@ class _ServiceTopics:
         number = self._version + 1
         state = msgspec.structs.replace(state, version=number)
         entry = self._ledger.entry(state, self.positions, time.time())
-        version = _committed(self._ledger, self._writer, entry, self._outputs, self._known.compare)
+        commit = functools.partial(
+            _committed, self._ledger, self._writer, entry, self._outputs, self._known.compare
+        )
+        version = self._outages.through(commit)
         self._version = number
         self._outputs, self._output_bytes, self._has_read = [], 0, False
         self._versions.append(version)
@@ -289,7 +305,7 @@ class _ServiceTopics:
             self._open_sources()
         if now >= self._partitions_at:
             self._partitions_at = now + _PARTITIONS_S
-            self._add_partitions()
+            self._outages.through(self._add_partitions)
         by_topic: dict[str, list[Any]] = {}
         with self._compared():
             messages = self._reader.read(wait_s)
@@ -313,7 +329,7 @@ class _ServiceTopics:
         try:
             yield
         except NotConsistent:
-            self._known.compare()
+            self._outages.through(self._known.compare)
             raise
 
     def _add_partitions(self) -> None:
@@ -384,6 +400,7 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
     codec = codec_of(read_metadata(root), name, state)
     with holding_place(root, name) as lock, contextlib.ExitStack() as stack:
         check = functools.partial(lock.check_held, "service", name, remedy="start it again")
+        outages = Outages(f"service {name}", _log.warning, check)
         metadata = read_metadata(root)
         topics_of_it = metadata.dataflow.topics_of(name)
         broker = stack.enter_context(Broker(topics_of_it[0].servers))
@@ -395,7 +412,7 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
         writer = TransactionWriter(broker.servers, ledger.topic, name)
         first = functools.partial(encoded_state, codec, state)
         versions, encoded = _begun(place, ledger, writer, first)
-        topics = _ServiceTopics(place, ledger, writer, versions)
+        topics = _ServiceTopics(place, ledger, writer, versions, outages)
         stack.callback(topics.close)
         codec.restore(state, encoded)
         ledger.remove_files(versions)
@@ -464,9 +481,25 @@ def _committed(
 ) -> Version:
     """Commit an entry and return it as a version, unless `check` raises an error. It is not read
     back: Kafka confirms a commit before it writes the marker without which consumers do not see
-    it."""
+    it. If the writer's latest commit was cut short, it was of the same entry: what became of it
+    comes first."""
     last = Output(ledger.topic, msgspec.msgpack.encode(entry), None, (), 0)
-    offset = writer.commit([*outputs, last], check)
+    offset = _taken_effect(ledger, writer, entry.version) if writer.is_cut_short else None
+    if offset is None:
+        offset = writer.commit([*outputs, last], check)
     # A later commit changes the positions in place.
     version = msgspec.msgpack.decode(last.value, type=Version)
     return msgspec.structs.replace(version, offset=offset)
+
+
+def _taken_effect(ledger: Ledger, writer: TransactionWriter, number: int) -> int | None:
+    """Return the offset of a version whose commit was cut short; None if it has not taken effect,
+    and never will. Unavailable if another program has written to the ledger since."""
+    offset = writer.offset
+    writer.reopen()
+    newest = ledger.versions(1)
+    if newest and (newest[0].version, newest[0].offset) == (number, offset):
+        return offset
+    if not newest or newest[0].version != number - 1:
+        raise superseded(writer.service)
+    return None

@@ -6,6 +6,7 @@ rules between micro-batches (``spark.scan_planner``), its sink appends each micr
 """
 
 import contextlib
+import functools
 import re
 import sys
 import threading
@@ -31,6 +32,7 @@ from stillframe.pipeline.dataflow import Log, Topic, schema_difference
 from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
+from stillframe.pipeline.outages import Outages
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.query_runs import QueryRun, begin_run, current_run
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
@@ -180,7 +182,8 @@ def to_channel(
     if key not in _lent:
         if flow.topics:
             join_topics(pipeline.path, flow, source)
-        lock = _hold(pipeline, source)
+        lock = participant_lock(pipeline.path, source)
+        _hold(pipeline, source, lock)
         try:
             # Now no restore of the pipeline can happen any more.
             head = read_metadata(pipeline.path)
@@ -189,12 +192,12 @@ def to_channel(
             lock.release()
             raise
     lock, head, run = _lent[key]
+    check = _Check(pipeline, source, lock, _say)
     if topic is None:
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
-        append = _own_topic_appender(pipeline.path, head, topic, run, options or {})
+        append = _own_topic_appender(head, topic, run, check, options or {})
     is_checked = not head.dataflow.topics
-    compare = topic_comparison(pipeline.path, head.dataflow, source)
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
         nonlocal is_checked
@@ -203,18 +206,18 @@ def to_channel(
             # Only now there is a session to look at.
             check_topics_of(batch, pipeline.path, head, source)
             is_checked = True
-        compare()
+        check()
         append(batch, number)
 
     return append_if_ours
 
 
 def _own_topic_appender(
-    root: Location, head: Metadata, topic: Topic, run: QueryRun, options: Mapping[str, str]
+    head: Metadata, topic: Topic, run: QueryRun, check: "_Check", options: Mapping[str, str]
 ) -> EachBatch:
     """Return what writes a topic for a query that its program starts itself."""
     assert topic.source is not None
-    key = (root, topic.source)
+    key = (check.root, topic.source)
     planned = checkpoint.planned_batch(run.checkpoint)
     writers: list[EachBatch] = []
 
@@ -224,12 +227,14 @@ def _own_topic_appender(
                 _settled[key] = settled_at(*key, batch.sparkSession, _say)
             writers.append(
                 topic_appender(
-                    root,
+                    check.root,
                     head,
                     topic,
                     planned=planned,
                     settled=_settled[key],
                     report=_say,
+                    outages=check.outages,
+                    check=check.now,
                     options=options,
                 )
             )
@@ -308,7 +313,10 @@ def start_query(
     sink = _of_sink(given, query, pipeline.dataflow.outgoing_topics(query))
     if pipeline.dataflow.topics:
         join_topics(pipeline.path, pipeline.dataflow, query)
-    run = _taken(pipeline, query)
+    lock = participant_lock(pipeline.path, query)
+    check = _Check(pipeline, query, lock, report)
+    _hold(pipeline, query, lock)
+    run = _Run(lock, query, check)
     try:
         # Now no restore of the pipeline can happen any more.
         head = read_metadata(pipeline.path)
@@ -337,6 +345,8 @@ def start_query(
                 planned=planned,
                 settled=settled,
                 report=report,
+                outages=check.outages,
+                check=check.now,
                 options=sink,
             )
             for topic in topics
@@ -390,14 +400,35 @@ def _reported(pipeline: Pipeline, query: str, report: Callable[[str], object]) -
         report(f"query {query} has started, after {took_s:.1f} s")
 
 
+class _Check:
+    """Raises an error if a query may not write any more: another program runs it, or a topic of it
+    was created again. It waits for brokers that are away."""
+
+    def __init__(
+        self, pipeline: Pipeline, query: str, lock: Lock, report: Callable[[str], object]
+    ) -> None:
+        self.root = pipeline.path
+        self._is_held = functools.partial(lock.check_held, "query", query)
+        self._compare = topic_comparison(pipeline.path, pipeline.dataflow, query)
+        self.outages = Outages(f"query {query}", report, self._is_held)
+
+    def __call__(self) -> None:
+        self.outages.through(self.now)
+
+    def now(self) -> None:
+        """As a call, but raise BrokerAway at once."""
+        self._is_held()
+        self._compare()
+
+
 class _Run:
     """A query that this driver runs, from taking its lock to releasing it. Spark's Java process may
     end while a Python sink is at work: the lock is held until that has returned, and no other
     micro-batch begins."""
 
-    def __init__(self, lock: Lock, query: str, compare: Callable[[], None]) -> None:
+    def __init__(self, lock: Lock, query: str, check: Callable[[], None]) -> None:
         self._lock = lock
-        self._compare = compare
+        self._check = check
         self._query = query
         self._busy = threading.Lock()
         self._is_over = False
@@ -412,7 +443,7 @@ class _Run:
                     "run, and was not written: start the query again"
                 )
             self._lock.check_held("query", self._query)
-            self._compare()
+            self._check()
             yield
 
     def end(self) -> None:
@@ -430,20 +461,13 @@ class _Run:
             self.end()
 
 
-def _taken(pipeline: Pipeline, query: str) -> _Run:
-    compare = topic_comparison(pipeline.path, pipeline.dataflow, query)
-    return _Run(_hold(pipeline, query), query, compare)
-
-
-def _hold(pipeline: Pipeline, query: str) -> Lock:
+def _hold(pipeline: Pipeline, query: str, lock: Lock) -> None:
     begin_taking_part(pipeline.path)
-    lock = participant_lock(pipeline.path, query)
     if not lock.acquire():
         raise Unavailable(
             f"query {query} of {pipeline.path} is already running, and a channel has one "
             "writer: stop the other one first"
         )
-    return lock
 
 
 def _begin_run(

@@ -8,6 +8,7 @@ the missing ones are written.
 
 import functools
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import NotConsistent, Unavailable, UsageError, text_of
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow, Topic
-from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.kafka import Broker, BrokerAway, brokers
 from stillframe.pipeline.kafka_login import VARIABLE, spark_settings
 from stillframe.pipeline.known_topics import KnownTopics, held_topic, known_id, start_positions
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.outages import Outages
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.retained import RETAIN, RETAIN_MIN
@@ -78,6 +80,12 @@ _STARTING = "startingOffsets"
 _EARLIEST = "earliest"
 _STARTING_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp")
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
+_AWAY = re.compile(
+    r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeaderOrFollower|"
+    r"(?:Leader|Broker|Coordinator)NotAvailable|NotEnoughReplicas(?:AfterAppend)?|KafkaStorage)"
+    r"Exception: [^\n]*|Cannot fetch record for offset [^\n]*"
+)
+"""Errors of Kafka's clients in those of Spark, which end when the brokers are back."""
 _ONE_ATTEMPT = {
     "spark.task.maxFailures": "1",
     "spark.stage.maxConsecutiveAttempts": "1",
@@ -339,11 +347,14 @@ def topic_appender(
     planned: int | None,
     settled: float,
     report: Callable[[str], object],
+    outages: Outages,
+    check: Callable[[], None],
     options: Mapping[str, str],
 ) -> Callable[[DataFrame, int], None]:
-    """Return what writes each micro-batch of a query into a topic, once. Earlier runs have planned
-    micro-batches up to `planned`, and their records arrive until `settled`. `options` are those of
-    the user for the sink."""
+    """Return what writes each micro-batch of a query into a topic, once, through `outages`. Earlier
+    runs have planned micro-batches up to `planned`, and their records arrive until `settled`.
+    `check` raises an error if the query may not write any more, or if no broker answers. `options`
+    are those of the user for the sink."""
     if not has_joined(root, topic):
         raise Unavailable(
             f"query {topic.source} could not join the pipeline: another program runs it"
@@ -351,35 +362,64 @@ def topic_appender(
     one = counting(root, head, topic)
     sink = sink_options(topic, options)
     written: int | None = None
-    failed_at: float | None = None
+    failed: tuple[float, float] | None = None
+    """Since when a broker may not have answered an attempt that failed, and when that failed."""
 
     def spans_of(label: Label) -> dict[int, tuple[int, int]]:
         """Return where records of a micro-batch are that was begun before."""
-        if failed_at is not None:
-            _settle(failed_at + SETTLING_S, topic, label, report)
+        if failed is not None:
+            check()
+            _settle(_arrival_end(*failed, time.monotonic()), topic, label, report)
+            check()
         elif planned is not None and label.batch <= planned:
             _settle(settled, topic, label, report)
         with Broker(topic.servers) as broker:
             return broker.span_of(one, label)
 
-    def append(batch: DataFrame, number: int) -> None:
-        nonlocal written, failed_at
-        label = one.label(head.epoch, number)
+    def attempt(batch: DataFrame, label: Label) -> None:
+        nonlocal failed
         labelled = _records(batch, topic, label)
         # An earlier run, or a call that failed, may have begun this micro-batch.
-        is_new = written is not None and number > written and failed_at is None
+        is_new = written is not None and label.batch > written and failed is None
         spans = {} if is_new else spans_of(label)
+        began = time.monotonic()
         try:
             if spans:
                 _write_missing(_records(batch, topic), one, label, spans, sink)
             else:
                 _write(labelled, sink)
-        except BaseException:
-            failed_at = time.monotonic()
+        except BaseException as error:
+            now = time.monotonic()
+            failed = max(began, now - _DELIVERY_S), now
+            _raise_if_away(error, topic, failed[0])
             raise
-        written, failed_at = number, None
+
+    def append(batch: DataFrame, number: int) -> None:
+        nonlocal written, failed
+        outages.through(functools.partial(attempt, batch, one.label(head.epoch, number)))
+        written, failed = number, None
 
     return append
+
+
+def _raise_if_away(error: BaseException, topic: Topic, since: float) -> None:
+    """Raise BrokerAway if Spark's `error` is that no broker answered Kafka's clients in it."""
+    if (found := _AWAY.search(text_of(error))) is not None:
+        raise BrokerAway(
+            topic.servers,
+            f"topic {topic.topic}: {found[0]}",
+            f"Spark could not write topic {topic.topic} at {topic.servers}: {found[0]}",
+            remedy="check that the brokers run and can be reached from here",
+            since=since,
+        ) from error
+
+
+def _arrival_end(since: float, failed_at: float, back_at: float) -> float:
+    """Return when no record of a failed attempt can reach the topic any more, if the broker may
+    have been away from `since` until `back_at`. TCP sends again what was sent meanwhile, even after
+    its sender has given it up: at intervals that double, so after the outage at most for as long as
+    that has lasted."""
+    return max(failed_at + SETTLING_S, back_at + (back_at - since))
 
 
 def _settle(moment: float, topic: Topic, label: Label, report: Callable[[str], object]) -> None:
@@ -491,6 +531,8 @@ def sink_options(topic: Topic, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of Spark's sink for a topic, with those of the user."""
     return {
         **COLLECTED,
+        # To wait for metadata or for memory is also a part of the delivery.
+        "kafka.max.block.ms": str(int(_DELIVERY_S * 1000)),
         **{name.lower(): value for name, value in options.items()},
         **_client_options(topic),
         "topic": topic.topic,
