@@ -60,6 +60,8 @@ MOMENTS = (
 WAYS = ("continue", "snapshot", "newest")
 """What follows a kill: all start again; a restore to a snapshot; a snapshot while all are
 dead, and a restore to that."""
+AWAY_S = 25.0
+"""How long a broker is away: a producer tries to deliver for 20 s, and other calls take 15 s."""
 BURST = 8000
 ZOMBIE_MAX = 300
 
@@ -393,6 +395,7 @@ class Soak(KillSoak):
         driver.check_alive()
 
     def _strike_broker(self, *, with_driver: bool) -> None:
+        """Kill the broker, for longer than a producer tries to deliver. Nothing else ends."""
         sending = threading.Thread(target=self.feed.send, args=(self.burst // 2,))
         coordinator = self.begin_snapshot() if self.random.random() < 0.5 else None
         sending.start()
@@ -400,7 +403,7 @@ class Soak(KillSoak):
         self.server.kill()
         if with_driver:
             self.kill_driver()
-        self.pause(2)
+        time.sleep(AWAY_S)
         self.server.start()
         sending.join()
         if coordinator is not None:
@@ -408,7 +411,9 @@ class Soak(KillSoak):
         if with_driver:
             self.note_cut_short()
             self.recover()
+        before = dict(self.done)
         self._wait_for_survivors()
+        assert self.done == before, "the broker was away, and something ended"
 
     def _wait_for_survivors(self) -> None:
         """Wait until each participant has written again, or has failed because the broker was away

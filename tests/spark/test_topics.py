@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
-from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
+from stillframe.pipeline import Pipeline, channel, kafka_channel, locks, outages
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.outages import Outages
@@ -338,6 +338,44 @@ def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_agai
         ("written", 3),
     ]
     assert clock.slept == [topics.SETTLING_S]
+
+
+EXPIRED = (
+    "Lost task 0.0: org.apache.kafka.common.errors.TimeoutException: Expiring 3 record(s) for c-0"
+)
+
+
+def test_a_write_that_no_broker_answered_is_completed_in_its_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is missing is written, when nothing of the first attempt can arrive any more. Other
+    errors end the query, as before."""
+    attempts, clock = Attempts(monkeypatch), Clock(monkeypatch)
+    monkeypatch.setattr(outages, "time", clock)
+    monkeypatch.setattr(outages, "_clock", str)
+    append, said = appender(tmp_path / "away")
+    append(batch_of(), 0)
+    attempts.failure, attempts.spans = RuntimeError(EXPIRED), {0: (0, 1)}
+    append(batch_of(), 1)
+    assert attempts.done[2:] == [("written", 1), ("compared", 1), ("completed", 1)]
+    assert sum(clock.slept) == pytest.approx(topics.SETTLING_S)
+    begins, _settling, ends = said
+    assert begins.startswith("query umpire is waiting for the broker at 127.0.0.1:9 since ")
+    assert "gives up after 60 s: topic c: org.apache.kafka.common.errors.Timeout" in begins
+    assert ends.startswith("query umpire continues")
+    attempts.failure = RuntimeError("the disk is full")
+    with pytest.raises(RuntimeError, match="disk is full"):
+        append(batch_of(), 2)
+
+
+@pytest.mark.parametrize(
+    ("since", "failed", "back", "end"), [(0, 20, 20, 42), (0, 20, 60, 120), (5, 6, 6, 28)]
+)
+def test_records_may_arrive_for_as_long_as_the_outage_lasted(
+    since: float, failed: float, back: float, end: float
+) -> None:
+    """TCP sends again at intervals that double, also what its sender has given up."""
+    assert topics._arrival_end(since, failed, back) == end
 
 
 @pytest.fixture
