@@ -80,7 +80,7 @@ def test_what_answers_in_time_is_waited_for(clock: Clock) -> None:
     assert waiting.through(broker.ask) == "answer"
     begins, ends, *_ = said
     assert begins == (
-        "query sums is waiting for the broker at h:1 since 0; gives up after 60 s: no answer"
+        "query sums is waiting for the broker at h:1 since 0; fails after 60 s: no answer"
     )
     assert ends == "query sums continues: the broker answers after 46 s"
     assert len(said) == 4

@@ -572,7 +572,8 @@ def test_a_service_waits_for_a_broker_that_is_away(
     finally:
         logging.getLogger("stillframe.pipeline").removeHandler(returning)
         returning.back.close()
-    begins, ends = returning.said
+    # On a busy machine short calls may fail once more.
+    begins, *_, ends = returning.said
     where = f"service ledger is waiting for the broker at {kafka_server.address} since "
     assert begins.startswith(where)
     assert ends.startswith("service ledger continues: the broker answers after ")

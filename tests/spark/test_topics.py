@@ -361,7 +361,7 @@ def test_a_write_that_no_broker_answered_is_completed_in_its_micro_batch(
     assert sum(clock.slept) == pytest.approx(topics.SETTLING_S)
     begins, _settling, ends = said
     assert begins.startswith("query umpire is waiting for the broker at 127.0.0.1:9 since ")
-    assert "gives up after 60 s: topic c: org.apache.kafka.common.errors.Timeout" in begins
+    assert "fails after 60 s: topic c: org.apache.kafka.common.errors.Timeout" in begins
     assert ends.startswith("query umpire continues")
     attempts.failure = RuntimeError("the disk is full")
     with pytest.raises(RuntimeError, match="disk is full"):

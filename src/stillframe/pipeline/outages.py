@@ -1,8 +1,8 @@
 """Outages of Kafka: a query or service that runs waits for its brokers, up to a limit.
 
 A start does not wait: it fails after one timeout, so that a wrong address is reported at once.
-Whoever repeats a write first finds out what became of it: ``topic_service`` in the ledger, and
-``spark.topics`` by a comparison with the topic.
+A write is repeated only when its outcome is known: ``topic_service`` reads it from the ledger, and
+``spark.topics`` compares the topic.
 """
 
 import math
@@ -70,7 +70,7 @@ class Outages:
                     since = began if error.since is None else error.since
                     self._report(
                         f"{self._participant} is waiting for the broker at {error.servers} since "
-                        f"{_clock(since)}; gives up after {self._limit_s:g} s: {error.why}"
+                        f"{_clock(since)}; fails after {self._limit_s:g} s: {error.why}"
                     )
                 self._wait(error, since)
             else:

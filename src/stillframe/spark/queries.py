@@ -326,23 +326,18 @@ def start_query(
                 f"query {query} writes no channel and has no each_batch: Spark would not run it; "
                 "give it a channel without targets, or a sink"
             )
-        for log in outgoing:
-            columns = to_arrow_schema(frame.schema, timezone="UTC")
-            if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
-                raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
+        _check_columns(frame, outgoing, query)
         _check_reading(frame, pipeline.path, head, query)
-        check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
-        spark = frame.sparkSession
+        check_reachable(spark := frame.sparkSession, checkpoint_address(pipeline.path))
         settled = settled_at(pipeline.path, query, spark, report) if topics else 0.0
         begun = _begin_run(pipeline.path, head, query, adopt)
-        planned = checkpoint.planned_batch(begun.checkpoint)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
         appenders += [
             topic_appender(
                 pipeline.path,
                 head,
                 topic,
-                planned=planned,
+                planned=checkpoint.planned_batch(begun.checkpoint),
                 settled=settled,
                 report=report,
                 outages=check.outages,
@@ -376,6 +371,14 @@ def start_query(
         raise
     threading.Thread(target=run.end_with, args=(started,), daemon=True).start()
     return started
+
+
+def _check_columns(frame: DataFrame, outgoing: Sequence[Log], query: str) -> None:
+    """Refuse a DataFrame that does not have the columns of the logs that its query writes."""
+    for log in outgoing:
+        columns = to_arrow_schema(frame.schema, timezone="UTC")
+        if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
+            raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
 
 
 @contextlib.contextmanager
