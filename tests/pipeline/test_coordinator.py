@@ -122,8 +122,8 @@ def test_the_deadline_names_who_has_not_joined(tmp_path: Path) -> None:
 
 
 class SlowQuery:
-    """Runs a query on a clock of its own: a micro-batch reads one entry and takes 50 s, 5 s pass
-    with each look of the coordinator, and after `batch_count` micro-batches the query hangs."""
+    """Simulates a query and its clock. A micro-batch reads one entry in 50 s. The clock advances by
+    5 s at each poll of the coordinator. After `batch_count` micro-batches the query hangs."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, batch_count: int) -> None:
         coins = channel("coins", SCHEMA, source="till", targets=["sums"])

@@ -12,7 +12,7 @@ CALL_S = 15.0
 
 
 class Clock:
-    """A clock that goes on only while something sleeps."""
+    """A clock that advances only in ``sleep``."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -11,7 +11,6 @@ does not depend on how the records were cut into batches, so it can be computed 
 """
 
 import dataclasses
-import select
 from collections import Counter
 from typing import Any
 
@@ -31,7 +30,6 @@ REPEATED = (7, 31)
 """How far back the orders lie that it sends once more."""
 
 ACCOUNT_COUNT = 7
-POLL_S = 0.05
 PAYMENT = 500
 QUERIES = ("unique", "totals", "settled")
 
@@ -156,15 +154,13 @@ def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuer
 def start_and_wait(
     pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str
 ) -> StreamingQuery:
-    """Start a query and wait until its sources are there.
+    """Start a query, whose sources exist when this returns.
 
     Spark waits ten seconds for the Python of a source, which a busy machine may exceed: then
     nothing has begun, and another attempt is made.
     """
     while True:
         started = start_query(frame, pipeline, query, output_mode=output_mode)
-        while started.isActive and started.status["message"].startswith("Initializing"):
-            select.select([], [], [], POLL_S)
         error = started.exception()
         if error is None:
             return started

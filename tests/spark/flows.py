@@ -226,23 +226,18 @@ def computation(query: str, read: Callable[..., DataFrame]) -> tuple[DataFrame, 
 def start_and_wait(
     pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str, **arguments: Any
 ) -> StreamingQuery:
-    """Start a query, and wait until its sources are there.
+    """Start a query, whose sources exist when this returns.
 
     Spark waits ten seconds for the program of a source, which a busy machine may exceed: then
     nothing has begun, and another attempt is made.
     """
     while True:
         started = start_query(frame, pipeline, query, output_mode=output_mode, **arguments)
-        wait_until(functools.partial(_has_sources, started))
         error = started.exception()
         if error is None:
             return started
         assert "failed to connect back" in str(error), error
         wait_until(lambda: not is_running(pipeline.path, query))
-
-
-def _has_sources(query: StreamingQuery) -> bool:
-    return not query.status["message"].startswith("Initializing")
 
 
 def stop_queries(pipeline: Pipeline, queries: list[StreamingQuery]) -> None:

@@ -98,7 +98,7 @@ def progress(awaiting: tuple[Awaited, ...], recorded: dict[str, float]) -> Progr
 
 
 def test_where_the_barrier_stands(tmp_path: Path) -> None:
-    """On the log of whoever has recorded, so many entries before its target."""
+    """The page shows each barrier, and the number of entries that its target reads before it."""
     flow = make_shop(tmp_path / "shop.pipeline").dataflow
     books = Awaited("books", 101.0, (AwaitedChannel("sales", "till", 7, 7),))
     audit = Awaited("audit", None, (AwaitedChannel("totals", "books", 2, None),))

@@ -34,7 +34,7 @@ StepTimeout = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Abandon a snapshot when no participant has come closer to recording for this long.",
+        help="Abandon a snapshot if no participant makes progress for this long.",
     ),
 ]
 TOPOLOGY = argument(

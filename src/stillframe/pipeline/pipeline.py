@@ -376,8 +376,8 @@ class Pipeline:
                 ``retained``: the newest cut that Spark and Kafka retain; only services that read
                 and write logs record, at once. None for ``retained`` if there is a topic of Kafka,
                 and else ``aligned``.
-            timeout_s: it is abandoned when no participant has come closer to recording for this
-                many seconds. So an aligned snapshot waits while queries read a backlog.
+            timeout_s: it is abandoned if no participant makes progress for this many seconds. So an
+                aligned snapshot waits while queries read a backlog.
             progress: called repeatedly while it is pending.
             report: receives a warning if, in mode ``retained``, the queries retain hardly enough
                 for a cut. By default it goes to standard error.

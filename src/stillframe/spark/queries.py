@@ -201,7 +201,6 @@ def to_channel(
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
         nonlocal is_checked
-        lock.check_held("query", source)
         if not is_checked:
             # Only now there is a session to look at.
             check_topics_of(batch, pipeline.path, head, source)
@@ -445,7 +444,6 @@ class _Run:
                     f"micro-batch {number} of query {self._query} started after the end of its "
                     "run, and was not written: start the query again"
                 )
-            self._lock.check_held("query", self._query)
             self._check()
             yield
 
