@@ -1,6 +1,7 @@
 """The last snapshot of a system that is stopped: everything done up to the stop can be restored."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ import msgspec
 import pytest
 
 from stillframe.cli.command import EXIT_CLOSED_PIPE
-from stillframe.cli.supervision import stop_signals
-from stillframe.runtime import run_file
+from stillframe.cli.supervision import EventPrinter, SystemConfig, keep_running, stop_signals
+from stillframe.runtime import events, run_file
 from stillframe.runtime.os_process import is_alive
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
-from tests.calm import BANK
+from tests.calm import BANK, bank
 from tests.cli.conftest import Call
 from tests.cli.test_runs import Start, start
 
@@ -49,6 +51,26 @@ def _hangups_count() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+class Impatient(EventPrinter):
+    """Asks the system to stop as soon as it reports that the system runs."""
+
+    def emit(self, event: events.Event) -> None:
+        """See the class."""
+        super().emit(event)
+        if isinstance(event, events.SystemRunning):
+            self.on_unwritten()
+
+
+def test_a_system_that_was_reported_to_run_is_stopped_with_a_last_snapshot(tmp_path: Path) -> None:
+    """The command has not noticed yet that the start is complete."""
+    store = Store.create(tmp_path / "money", description=bank.description, reference=BANK)
+    with contextlib.closing(store):
+        printer, config = Impatient(process_count=3, is_json=False), SystemConfig()
+        system = Supervisor(BANK, store, config, emit=printer.emit)
+        assert asyncio.run(keep_running(system, config, printer, None))
+        assert len(store.entries()) == 1
 
 
 def counts(path: Path) -> list[int]:

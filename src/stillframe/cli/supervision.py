@@ -411,6 +411,9 @@ async def keep_running(
         if not starting.done() and not stop.requested.done():
             printer.say(f"waiting for {system.waiting_for}")
             await _first(starting, stop.requested)
+        if not starting.done() and system.is_running:
+            # It was reported to run before the start returned: its work is not discarded.
+            await _first(starting, stop.forced)
         if not starting.done() and system.is_taking_over:
             # These processes hold work that no snapshot has: they reconnect before they are
             # terminated.
