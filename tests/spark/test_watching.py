@@ -145,7 +145,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             page.get_by_label("Name").fill("held-up")
             page.keyboard.press("Enter")
             expect(page.locator(".pending-snapshot")).to_contain_text(
-                "mails has reached its barrier but has not recorded"
+                "mails has not recorded: it is in micro-batch"
             )
             expect(page.locator(".process.straggler").filter(has_text="mails")).to_have_count(1)
             check_everybody_can_use(page)
