@@ -100,7 +100,9 @@ def test_a_driver_that_lost_its_lease_begins_no_micro_batch() -> None:
     """Another one may run the query by now."""
     lock = LeasedLock(ObjectPath(f"memory://test-{secrets.token_hex(8)}", "sums.lease"))
     assert lock.try_acquire()
-    run = queries._Run(lock, "sums", lambda: None)
+    pipeline = s3_queries.make(str(in_memory()))
+    check = queries._Check(pipeline, "sums", lock, lambda sentence: None)
+    run = queries._Run(lock, "sums", check)
     with run.micro_batch(1):
         lock._lost.set()
     with pytest.raises(Unavailable, match="took the place of query sums"), run.micro_batch(2):
