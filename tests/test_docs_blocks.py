@@ -34,6 +34,7 @@ DATABASE = (
 )
 SERVICES = "tests/test_services_page.py::test_the_services_of_the_page_can_be_observed"
 SHORT = "tests/test_services_page.py::test_the_short_programs_do_what_the_page_says"
+OBSERVED = "tests/cli/test_observations.py::test_the_predicates_of_the_page_are_evaluated"
 WATCH = "tests/watch/test_server.py::test_the_command_of_the_page_prints_the_link"
 
 INSTALL = "tests/test_distributions.py::test_the_install_commands_work"
@@ -55,10 +56,11 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "console": [CODE, "tests/migration/test_page.py::test_the_shards_are_split_and_merged"],
     },
     "docs/detection.md": {
-        "python": ["tests/detect/test_page.py::test_spark_says_so_of_all_epochs"],
+        "python": ["tests/detect/test_page.py::test_spark_says_so_of_all_epochs", OBSERVED],
         "console": [
             "tests/detect/test_page.py::test_philosophers_lock_and_detect_says_so",
             "tests/detect/test_page.py::test_spark_says_so_of_all_epochs",
+            OBSERVED,
         ],
         "sql": ["-"],
     },

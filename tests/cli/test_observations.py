@@ -3,7 +3,9 @@ commands refuse them."""
 
 import json
 import math
+import re
 import secrets
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.cli.observations import difference
+from stillframe.detect.complete_tables import TABLES
 from stillframe.protocol.calls import SILENT
 from stillframe.sim.service_judge import UNIT
 from stillframe.storage.location import ObjectPath
@@ -27,7 +30,7 @@ from stillframe.store.observation_tables import (
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.cli.test_snapshot_page import document_in
-from tests.store.call_samples import deadlocked, stored
+from tests.store.call_samples import crowd, deadlocked, stored
 from tests.store.observation_samples import TIMES, filled, observed, rewrite
 
 KIND, SEED, RICH = "deaths", 4, 3
@@ -241,6 +244,52 @@ def test_sql_is_evaluated_in_exact_observations(bank: Path, call: Call) -> None:
     assert f"holds in none of {count} observations" in text
 
 
+def test_sql_is_evaluated_where_the_tables_that_it_reads_are_complete(
+    tmp_path: Path, call: Call
+) -> None:
+    """In a partial observation the answer says so; all reasons say why one was not evaluated."""
+    keeps, torn = (
+        "a-1: a task keeps the answer of /b",
+        "a-1: /b runs in a thread, so the state may be torn",
+    )
+    partial = msgspec.structs.replace(crowd(2, 2), partial=(keeps, torn))
+    store = stored(tmp_path / "seen", partial, msgspec.structs.replace(deadlocked(2), baseline=2))
+    calls = "select count(*) = 2 from calls"
+    found = detected(call, store, calls, 0)
+    assert found["found"] == (
+        f"{calls} is true (observation 1 is partial, and calls, which the query reads, is complete)"
+    )
+    assert (found["observation"], found["observation_count"]) == (1, 1)
+    fate = "it is unknown whether some calls were accepted"
+    silent = "cards.example:443 has never answered with a header"
+    assert found["not_evaluated"] == [
+        {"reason": reason, "observations": [[2, 2]]} for reason in (silent, fate)
+    ]
+    assert f"not evaluated: {silent} (in 2)" in call("detect", store, calls).stdout
+    assert "reads no table" in detected(call, store, "select true", 0)["found"]
+    result = call("detect", store, "select total = 200 from amounts")
+    assert result.exit_code == 2
+    for reason in (f"{keeps} (in 1)", f"{torn} (in 1)", f"{silent} (in 2)", f"{fate} (in 2)"):
+        assert reason in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        (
+            "select 1 from calls; select true",
+            "cannot be evaluated: Invalid Input Error: Expected a single",
+        ),
+        ("select nothing from", "cannot be evaluated: Parser Error"),
+        ("select nothing from calls", "cannot be evaluated in observation 1: Binder Error"),
+    ],
+)
+def test_sql_that_is_not_one_query_is_refused(bank: Path, call: Call, sql: str, error: str) -> None:
+    """With the error of DuckDB."""
+    result = call("detect", bank, sql)
+    assert (result.exit_code, error in " ".join(result.stderr.split())) == (2, True), result.stderr
+
+
 def test_a_function_is_given_an_observation(
     bank: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +300,33 @@ def test_a_function_is_given_an_observation(
     monkeypatch.chdir(tmp_path)
     found = detected(call, bank, "observed_function:late", 0)
     assert found["held"] == [[numbers[0], numbers[0]], [numbers[-1], numbers[-1]]]
+
+
+def test_the_predicates_of_the_page_are_evaluated(
+    bank: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its table has the columns of each table for queries."""
+    page = Path(__file__).parents[2].joinpath("docs/detection.md").read_text()
+    part = page.partition("## Observations of services")[2]
+    [program] = re.findall(r"```python\n# overdrawn.py\n(.*?)```", part, re.DOTALL)
+    (tmp_path / "overdrawn.py").write_text(program)
+    (tmp_path / "seen").symlink_to(bank)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ stillframe (.*)$", part, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        result = call(*shlex.split(command))
+        assert (result.exit_code, "in none of 5 observations" in result.stdout) == (1, True)
+    store = ObservationReader(bank)
+    listed = {
+        name: re.findall(r"`(\w+)`", columns)
+        for name, columns in re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", part, re.MULTILINE)
+        if name in TABLES
+    }
+    for name, table in store.tables(store.manifest(store.newest()), TABLES).items():
+        columns = table.column_names if name == "amounts" else table.column_names[1:]
+        assert listed.pop(name) == columns
+    assert listed == {}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +350,7 @@ def test_amounts_are_not_judged_in_observations_that_are_not_exact(
     """A deadlock is, since calls and locks prove it."""
     filled(tmp_path / "seen", "outside", 13).close()
     result = call("detect", tmp_path / "seen", "loss")
-    assert (result.exit_code, "is exact" in result.stderr) == (2, True)
+    assert (result.exit_code, "cannot be evaluated in any" in result.stderr) == (2, True)
     assert detected(call, tmp_path / "seen", "deadlock", 1)["observation_count"] == 5
 
 

@@ -43,7 +43,7 @@ def called(line: str, store: Path) -> Result:
 def test_philosophers_lock_and_detect_says_so(tmp_path: Path) -> None:
     """The commands of the page, with real processes: a ring of all forks and philosophers is found,
     and that it is no termination."""
-    session, _ = blocks("console", PAGE)
+    session, *_ = blocks("console", PAGE)
     store = tmp_path / "dinner"
     run, *questions = session.splitlines()
     subprocess.run(
@@ -66,7 +66,7 @@ def test_philosophers_lock_and_detect_says_so(tmp_path: Path) -> None:
 def test_spark_says_so_of_all_epochs(spark: "SparkSession", tmp_path: Path) -> None:
     """The command of the page, and what it says of a store with several epochs; and its
     program."""
-    _, session = blocks("console", PAGE)
+    _, session, *_ = blocks("console", PAGE)
     path = make_store(
         tmp_path / "dinner", table, "stillframe.examples.philosophers:table", snapshot_count=40
     )
@@ -77,7 +77,7 @@ def test_spark_says_so_of_all_epochs(spark: "SparkSession", tmp_path: Path) -> N
     assert more == "and 20 more snapshots (--json has all)"
     assert yes.startswith(f"yes: deadlock holds in {newest.id}, and has since ")
     assert of_all.startswith(f"of all 40 snapshots in {newest.epoch} epochs it held first in ")
-    (program,) = blocks("python", PAGE)
+    program, _ = blocks("python", PAGE)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(program, {})
     assert "A waits for B waits for A; waiting for them: C" in said.getvalue()

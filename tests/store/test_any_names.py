@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stillframe.detect.predicate import evaluate_sql
+from stillframe.detect.predicate import SqlPredicate
 from stillframe.detect.view import view_of
 from stillframe.model import Channel, SnapshotId
 from stillframe.store.store import Store
@@ -25,7 +25,7 @@ def test_questions_tell_them_from_those_of_the_store(tmp_path: Path) -> None:
     """A column of the store begins with an underscore, one of a field has the field's name."""
     store = Store.open(any_names.make_store(tmp_path / "store"))
     tables = store.tables(snapshot := SnapshotId("A", 2))
-    assert evaluate_sql(
+    query = SqlPredicate(
         """
         select (select count(*) from processes
                 where _process in ('A', 'B') and process = 2 and _snapshot = 'A-2'
@@ -37,7 +37,6 @@ def test_questions_tell_them_from_those_of_the_store(tmp_path: Path) -> None:
              where _key = 'a' and key = 3 and process = 'y' and is_removed
              and key_encoded = 7 and value = 1) = 2
         and (select count(*) from Named_parts) = 4
-        """,
-        f"snapshot {snapshot}",
-        tables,
-    ).holds
+        """
+    )
+    assert query.evaluate(f"snapshot {snapshot}", tables).holds

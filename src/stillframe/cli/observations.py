@@ -333,21 +333,24 @@ def verify_observations(store: ObservationReader, name: str | None) -> None:
 def detect_observations(store: ObservationReader, name: str) -> None:
     """Carry out ``detect``."""
     add_cwd_to_path()
-    evaluate = resolve_observed(name)
+    evaluate = resolve_observed(name, store)
     verdicts: dict[int, Verdict] = {}
+    against: dict[str, list[int]] = {}
     numbers = store.numbers()
     with output.progress_bar("evaluating observations", total=len(numbers)) as update:
         for number in numbers:
-            found = store.load_if_present(number)
-            verdict = None if found is None else evaluate(found)
-            if verdict is not None:
-                verdicts[number] = verdict
+            outcome = evaluate(number)
+            if isinstance(outcome, Verdict):
+                verdicts[number] = outcome
+            elif outcome is not None:
+                for reason in outcome.reasons:
+                    against.setdefault(reason, []).append(number)
             update(advance=1)
     if not verdicts:
         raise UsageError(
-            f"no observation in {store.path} is exact, so {name} cannot be evaluated: "
-            "'stillframe list' says why"
-            if numbers
+            f"{name} cannot be evaluated in any observation of {store.path}: "
+            f"{'; '.join(_reasons_against(against))}"
+            if against
             else f"the store {store.path} holds no observation yet"
         )
     held = [number for number, verdict in verdicts.items() if verdict.holds]
@@ -359,9 +362,25 @@ def detect_observations(store: ObservationReader, name: str) -> None:
         "observation": newest,
         "held": ranges_of(held, list(verdicts)),
         "observation_count": len(verdicts),
+        "not_evaluated": [
+            {"reason": reason, "observations": ranges_of(found, numbers)}
+            for reason, found in against.items()
+        ],
     }
     output.answer(document)
+    output.report(*(f"not evaluated: {reason}" for reason in _reasons_against(against)))
     conclude(verdicts[newest].holds, _sentence(document), yes="yes", no="no")
+
+
+def _reasons_against(against: Mapping[str, list[int]]) -> list[str]:
+    """Return why observations were not evaluated, and in which of them each reason holds."""
+    found = [
+        f"{reason} (in {first_names(list(map(str, numbers)))})"
+        for reason, numbers in itertools.islice(against.items(), REASON_COUNT_MAX)
+    ]
+    if (more := len(against) - REASON_COUNT_MAX) > 0:
+        found.append(f"and {more:,} more reasons ('stillframe list --json' has all)")
+    return found
 
 
 def _sentence(document: Fields) -> str:

@@ -527,7 +527,8 @@ def detect(
 ) -> None:
     """Check whether a stable predicate holds in the newest snapshot, and since which snapshot.
     Exit 1 if it does not hold, or is not stable. Of observations of services: deadlock in each of
-    them, and the others in those that are exact. A function takes an observation."""
+    them, SQL where the tables that it reads are complete, and the others in those that are exact. A
+    function takes an observation."""
     if (observed := observations.reader_of(path)) is not None:
         observations.refuse_options(("--topology", reference))
         observations.detect_observations(observed, name)

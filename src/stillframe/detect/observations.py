@@ -1,43 +1,55 @@
 """Predicates on observations of services: deadlock, loss, your own functions, and SQL by DuckDB.
 
 A deadlock is found in every observation, also in a partial one: it follows from the calls and locks
-that the observation has. The other predicates ask what is there, so they are only evaluated in
-exact observations. Unlike a predicate on snapshots none of them has to be stable: a time-out ends a
-deadlock, and a function may ask what it likes.
+that the observation has. The other predicates ask what is there. A query in SQL is evaluated if the
+tables that it reads are complete (``complete_tables``). A function may read everything, and loss
+adds up all amounts, so both need an exact observation. Unlike a predicate on snapshots none of them
+has to be stable: a time-out ends a deadlock, and a function may ask what it likes.
 """
 
 import itertools
 from collections.abc import Callable
 
-import pyarrow as pa
+import msgspec
 
 from stillframe.detect.call_waits import call_deadlock
+from stillframe.detect.complete_tables import TABLES, reasons_against
 from stillframe.detect.predicate import (
     Places,
+    SqlPredicate,
     Verdict,
     check_predicate_name,
     differences,
-    evaluate_sql,
     is_sql,
 )
 from stillframe.detect.view import yes_or_no
 from stillframe.errors import UsageError
 from stillframe.imports import load_function
 from stillframe.protocol.calls import Observation
-from stillframe.store.observation_tables import amounts_of, to_tables
-from stillframe.store.observations import StoredObservation
+from stillframe.store.observation_tables import amounts_of
+from stillframe.store.observations import ObservationReader, StoredObservation
 
 DEADLOCK, LOSS, TERMINATION = "deadlock", "loss", "termination"
-ObservationPredicate = Callable[[StoredObservation], Verdict | None]
-"""Evaluates a predicate in an observation; None if the observation is not exact, and it must be."""
 
 
-def resolve_observed(name: str) -> ObservationPredicate:
-    """Return the evaluation of a predicate in one observation after the other, the oldest first.
+class NotEvaluated(msgspec.Struct, frozen=True):
+    """A predicate was not evaluated in an observation, for these reasons."""
+
+    reasons: tuple[str, ...]
+
+
+ObservationPredicate = Callable[[int], Verdict | NotEvaluated | None]
+"""Evaluates a predicate in the observation with this number; None if it was removed meanwhile."""
+
+
+def resolve_observed(name: str, store: ObservationReader) -> ObservationPredicate:
+    """Return the evaluation of a predicate in one observation of a store after the other, the
+    oldest first.
 
     Args:
         name: deadlock; loss (against the oldest exact observation with the same baseline);
             MODULE:FUNCTION, which takes an `Observation`; or an SQL query.
+        store: the observations.
 
     Raises:
         UsageError: there is no such predicate.
@@ -49,35 +61,75 @@ def resolve_observed(name: str) -> ObservationPredicate:
         )
     check_predicate_name(name)
     if name == DEADLOCK:
-        return lambda found: call_deadlock(found.observation)
+        return _loaded(store, lambda found: call_deadlock(found.observation))
     if name == LOSS:
-        return _exact(_Totals().evaluate)
+        return _exact(store, _Totals().evaluate)
     if is_sql(name):
-        return _exact(lambda one: evaluate_sql(name, _where(one), observed_tables(one)))
+        return _sql(store, name)
     function = load_function(name)
-    return _exact(lambda observation: _own(observation, function, name))
+    return _exact(store, lambda observation: _own(observation, function, name))
 
 
-def _exact(evaluate: Callable[[Observation], Verdict]) -> ObservationPredicate:
-    return lambda found: evaluate(found.observation) if found.observation.is_exact else None
+def _loaded(
+    store: ObservationReader, evaluate: Callable[[StoredObservation], Verdict | NotEvaluated]
+) -> ObservationPredicate:
+    def outcome(number: int) -> Verdict | NotEvaluated | None:
+        found = store.load_if_present(number)
+        return None if found is None else evaluate(found)
+
+    return outcome
 
 
-def _where(observation: Observation) -> str:
-    return f"observation {observation.number}"
+def _exact(
+    store: ObservationReader, evaluate: Callable[[Observation], Verdict]
+) -> ObservationPredicate:
+    """Return the evaluation of something that may read everything, or that adds up amounts."""
+
+    def outcome(found: StoredObservation) -> Verdict | NotEvaluated:
+        if found.observation.is_exact:
+            return evaluate(found.observation)
+        return NotEvaluated(tuple(found.manifest.reasons))
+
+    return _loaded(store, outcome)
+
+
+def _sql(store: ObservationReader, sql: str) -> ObservationPredicate:
+    """Return the evaluation of a query wherever the tables that it reads are complete."""
+    query = SqlPredicate(sql)
+    read = [name for name in TABLES if name in query.reads]
+
+    def outcome(number: int) -> Verdict | NotEvaluated | None:
+        try:
+            manifest = store.manifest(number)
+            if reasons := reasons_against(store, manifest, read):
+                return NotEvaluated(reasons)
+            tables = store.tables(manifest, read)
+        except UsageError:  # it was removed meanwhile
+            return None
+        verdict = query.evaluate(_where(number), tables)
+        if manifest.is_exact:
+            return verdict
+        complete = f"{_where(number)} is {manifest.quality}, and {_complete(read)}"
+        return msgspec.structs.replace(verdict, sentence=f"{verdict.sentence} ({complete})")
+
+    return outcome
+
+
+def _complete(tables: list[str]) -> str:
+    if not tables:
+        return "the query reads no table of it"
+    *others, last = tables
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"{names}, which the query reads, {'are' if others else 'is'} complete"
+
+
+def _where(number: int) -> str:
+    return f"observation {number}"
 
 
 def _own(observation: Observation, function: Callable[[Observation], bool], name: str) -> Verdict:
-    holds = yes_or_no(function, observation, name, f"on {_where(observation)}")
+    holds = yes_or_no(function, observation, name, f"on {_where(observation.number)}")
     return Verdict(holds, f"{name} says {holds}")
-
-
-def observed_tables(observation: Observation) -> dict[str, pa.Table]:
-    """Return the tables for queries: instances, states, calls, unresolved and amounts."""
-    files = to_tables(observation)
-    tables = {name.removesuffix(".parquet"): table for name, table in files.items()}
-    rows = amounts_of(observation)
-    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
-    return tables | {"amounts": pa.table(columns)}
 
 
 def places_of(observation: Observation) -> Places:
@@ -103,7 +155,7 @@ class _Totals:
         places = places_of(observation)
         if not any(fragment.state.conserved for fragment in observation.fragments.values()):
             raise UsageError(
-                f"in {_where(observation)} no state reports a conserved amount: implement "
+                f"in {_where(observation.number)} no state reports a conserved amount: implement "
                 "'conserved()' in the state that 'attach' is given"
             )
         expected = self._expected.setdefault(observation.baseline, places)

@@ -358,32 +358,64 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def evaluate_sql(sql: str, where: str, tables: Mapping[str, pa.Table]) -> Verdict:
-    """Return the result of a predicate in SQL, which gives one row with one column, true or false,
-    on `tables`, such as those of ``store.tables``. Raises a UsageError, which says `where`, if it
-    cannot be executed, or gives something else, and Unavailable if DuckDB is not installed."""
-    duckdb = _duckdb()
-    try:
-        with duckdb.connect() as database:
-            for name, table in tables.items():
-                database.register(name, table)
-            rows = database.execute(sql).fetchall()
-    except duckdb.Error as error:
-        raise UsageError(
-            f"the predicate {sql!r} cannot be evaluated in {where}: {error}"
-        ) from error
-    if rows == [(None,)]:
-        raise UsageError(
-            f"the predicate {sql!r} returns NULL in {where}: a sum over no rows is "
-            "NULL, so write coalesce(sum(...), 0)"
-        )
-    if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], bool):
-        shown = ", ".join(map(repr, rows[:3])) or "no row"
-        raise UsageError(
-            f"the predicate {sql!r} returns {shown} in {where}: it must return one "
-            "row with one column that is true or false"
-        )
-    return Verdict(holds=rows[0][0], sentence=f"{sql} is {str(rows[0][0]).lower()}")
+class SqlPredicate:
+    """A predicate in SQL, which gives one row with one column, true or false.
+
+    Use it in one thread at a time: it has one connection, since DuckDB needs longer to open one
+    than to evaluate most predicates.
+
+    Attributes:
+        reads: the names of the tables that it reads, in lower case. It is given no other one.
+
+    Raises:
+        UsageError: it is not one query.
+        Unavailable: DuckDB is not installed.
+    """
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+        self._duckdb = _duckdb()
+        # One thread: a pool costs more than it saves. Variables of Python are not tables.
+        settings = {"threads": 1, "python_enable_replacements": False}
+        self._database = self._duckdb.connect(config=settings)
+        try:
+            # Raises an error unless it is one statement.
+            self.reads = frozenset(map(str.lower, self._database.get_table_names(sql)))
+            [self._statement] = self._database.extract_statements(sql)
+        except self._duckdb.Error as error:
+            raise UsageError(f"the predicate {sql!r} cannot be evaluated: {error}") from error
+
+    def evaluate(self, where: str, tables: Mapping[str, pa.Table]) -> Verdict:
+        """Return the result on `tables`, such as those of ``store.tables``.
+
+        Raises:
+            UsageError: it cannot be executed, or gives something else; it says `where`.
+        """
+        sql, database = self._sql, self._database
+        given = [name for name in tables if name.lower() in self.reads]
+        try:
+            for name in given:
+                database.register(name, tables[name])
+            rows = database.execute(self._statement).fetchall()
+        except self._duckdb.Error as error:
+            raise UsageError(
+                f"the predicate {sql!r} cannot be evaluated in {where}: {error}"
+            ) from error
+        finally:
+            for name in given:
+                database.unregister(name)
+        if rows == [(None,)]:
+            raise UsageError(
+                f"the predicate {sql!r} returns NULL in {where}: a sum over no rows is "
+                "NULL, so write coalesce(sum(...), 0)"
+            )
+        if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], bool):
+            shown = ", ".join(map(repr, rows[:3])) or "no row"
+            raise UsageError(
+                f"the predicate {sql!r} returns {shown} in {where}: it must return one "
+                "row with one column that is true or false"
+            )
+        return Verdict(holds=rows[0][0], sentence=f"{sql} is {str(rows[0][0]).lower()}")
 
 
 # --- by name, asked of the snapshots of a store
@@ -432,8 +464,9 @@ def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> 
     is conserved.
     """
     if is_sql(name):
+        sql = SqlPredicate(name)
         return lambda entry: _evaluation(
-            entry, evaluate_sql(name, f"snapshot {entry.id}", store.tables(entry.id))
+            entry, sql.evaluate(f"snapshot {entry.id}", store.tables(entry.id))
         )
     topology = load()
     predicate = load_predicate(name, lambda: initial_places(store, topology, store.entries()))

@@ -4,7 +4,7 @@ The columns `encoded` hold everything as it was recorded, as MessagePack. All ot
 it for queries with any reader of Parquet.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -232,6 +232,27 @@ def amounts_of(observation: Observation) -> list[Row]:
     `outside_states` is the sum of the columns before it, without `doubled`. `total` is that with
     `held` and what states report.
     """
+    columns = _amounts_by_column(observation)
+    return [
+        {"unit": unit} | {name: of.get(unit, 0) for name, of in columns.items()}
+        for unit in _units(columns)
+    ]
+
+
+def amounts_table(observation: Observation) -> pa.Table:
+    """Return the rows of ``amounts_of`` as a table, which has its columns without rows, too."""
+    columns = _amounts_by_column(observation)
+    units = _units(columns)
+    found = {name: [of.get(unit, 0) for unit in units] for name, of in columns.items()}
+    schema = pa.schema([("unit", _TEXT), *((name, _COUNT) for name in columns)])
+    return pa.table({"unit": units} | found, schema)
+
+
+def _units(columns: Mapping[str, Amounts]) -> list[str]:
+    return sorted(set().union(*columns.values()))
+
+
+def _amounts_by_column(observation: Observation) -> dict[str, dict[str, int]]:
     awaited: dict[str, int] = {}
     unresolved: dict[str, int] = {}
     lost: dict[str, int] = {}
@@ -253,7 +274,7 @@ def amounts_of(observation: Observation) -> list[Row]:
     for amounts in (observation.not_accepted, observation.lost):
         add_amounts(lost, amounts)
     add_amounts(doubled, observation.created)
-    columns: dict[str, Amounts] = {
+    columns: dict[str, dict[str, int]] = {
         "in_open_calls": awaited,
         "in_unresolved_calls": unresolved,
         "lost": lost,
@@ -261,16 +282,12 @@ def amounts_of(observation: Observation) -> list[Row]:
         "outside_states": observation.outside_states(),
         "held": held,
         "in_states": in_states,
-        "unknown": observation.unknown,
+        "unknown": dict(observation.unknown),
     }
-    units = sorted(set().union(*columns.values()))
-    rows: list[Row] = [
-        {"unit": unit} | {name: amounts.get(unit, 0) for name, amounts in columns.items()}
-        for unit in units
-    ]
-    for row in rows:
-        row["total"] = row["outside_states"] + row["held"] + row["in_states"]
-    return rows
+    columns["total"] = {}
+    for part in ("outside_states", "held", "in_states"):
+        add_amounts(columns["total"], columns[part])
+    return columns
 
 
 # --- to tables
@@ -383,9 +400,12 @@ def _unresolved_row(one: Unresolved, brought: Amounts, encoded: bytes | None) ->
 # --- and back
 
 
-def read_table(name: str, content: bytes) -> pa.Table:
-    """Read a file of an observation; ``parquet.as_written`` turns its errors into one."""
+def read_table(name: str, content: bytes, columns: Collection[str] = ()) -> pa.Table:
+    """Read a file of an observation, or some of its columns; ``parquet.as_written`` turns its
+    errors into one."""
     schema = SCHEMAS[name]
+    if columns:
+        schema = pa.schema([field for field in schema if field.name in columns])
     table = read_parquet(content, schema.names)
     filled = {column for column in schema.names if column not in _NULLABLE[name]}
     check_columns(table, schema, filled=filled)

@@ -18,7 +18,7 @@ An observation is not a snapshot: no system can be restored from it. ``docs/obse
 has its invariants, and what checks each of them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -51,6 +51,7 @@ from stillframe.store.observation_tables import (
     FILES,
     INSTANCES,
     ORPHAN,
+    SCHEMAS,
     UNRESOLVED,
 )
 from stillframe.store.observation_writers import (
@@ -69,6 +70,12 @@ EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
 calls, and of some of them not whether they were accepted."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
+AMOUNTS = "amounts"
+"""The table for queries that follows from the others, and is in no file."""
+_ENCODED = "encoded"
+_WHOLE: Mapping[str, Collection[str]] = dict.fromkeys(FILES, ())
+_RECORDED = {INSTANCES: (_ENCODED,), CALLS: (_ENCODED,), UNRESOLVED: ("kind", _ENCODED)}
+"""The columns from which an observation is put together; the others repeat them."""
 _DIRECTORY_ADVICE = f"{FILE_ADVICE}, or delete the directory of that observation"
 
 
@@ -212,6 +219,23 @@ class ObservationReader:
         manifest = self.manifest(number)
         return StoredObservation(manifest, self._put_together(manifest, self._tables(manifest)))
 
+    def tables(self, manifest: ObservationManifest, names: Collection[str]) -> dict[str, pa.Table]:
+        """Return some of the tables `instances`, `states`, `calls`, `unresolved` and `amounts` of
+        an observation, with the columns for queries: those of the files without `encoded`, and
+        those of ``observation_tables.amounts_of``."""
+        wanted = {
+            file: [column for column in SCHEMAS[file].names if column != _ENCODED]
+            for file in FILES
+            if _query_name(file) in names
+        }
+        read = self._tables(manifest, wanted)
+        tables = {_query_name(file): table for file, table in read.items()}
+        if AMOUNTS in names:
+            recorded = self._tables(manifest, _RECORDED)
+            made = self._put_together(manifest, recorded)
+            tables[AMOUNTS] = observation_tables.amounts_table(made)
+        return tables
+
     def load_if_present(self, number: int) -> StoredObservation | None:
         """Return an observation, or None if it was removed meanwhile."""
         try:
@@ -270,8 +294,13 @@ class ObservationReader:
                 path=self.path,
             )
 
-    def _tables(self, manifest: ObservationManifest) -> dict[str, pa.Table]:
+    def _tables(
+        self, manifest: ObservationManifest, wanted: Mapping[str, Collection[str]] = _WHOLE
+    ) -> dict[str, pa.Table]:
+        """Return tables by the names of their files; `wanted` are their columns, and all if it is
+        empty for a file."""
         directory = self._directory / str(manifest.number)
+        files = [record for record in manifest.files if record.name in wanted]
 
         def read(record: FileRecord) -> pa.Table:
             path = directory / record.name
@@ -281,10 +310,10 @@ class ObservationReader:
                 self._check_there(manifest.number)
                 raise
             with as_written(path, advice=self._advice):
-                return observation_tables.read_table(record.name, content)
+                return observation_tables.read_table(record.name, content, wanted[record.name])
 
-        tables = mapped(self.path, read, manifest.files)
-        return {record.name: table for record, table in zip(manifest.files, tables, strict=True)}
+        tables = mapped(self.path, read, files)
+        return {record.name: table for record, table in zip(files, tables, strict=True)}
 
     def _put_together(
         self, manifest: ObservationManifest, tables: dict[str, pa.Table]
@@ -414,6 +443,11 @@ class ObservationWriter(ObservationReader):
     def remove_old(self) -> None:
         """Remove all observations but the newest ones; a StoreError if that fails."""
         self._storage.remove_old()
+
+
+def _query_name(file: str) -> str:
+    """Return the name of the table of a file in queries."""
+    return file.removesuffix(".parquet")
 
 
 def _contradiction(path: Location, what: str) -> NotConsistent:

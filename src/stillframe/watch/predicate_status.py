@@ -8,9 +8,9 @@ import msgspec
 
 from stillframe.detect.predicate import (
     Number,
+    SqlPredicate,
     StablePredicate,
     Verdict,
-    evaluate_sql,
     initial_places,
     is_sql,
     load_predicate,
@@ -55,6 +55,7 @@ class PredicateMonitor:
         self._reference = reference
         self._topology: Topology | None = None
         self._predicates: dict[str, StablePredicate] = {}
+        self._queries: dict[str, SqlPredicate] = {}
 
     def evaluate(self, snapshot: SnapshotId) -> PredicateStatus | None:
         """Return what is found in a snapshot; None if it does not exist any more."""
@@ -108,9 +109,10 @@ class PredicateMonitor:
 
     def _verdict(self, name: str, view: SnapshotView, topology: Topology) -> Verdict:
         if is_sql(name):
-            return evaluate_sql(
-                name, f"snapshot {view.snapshot}", self._store.tables(view.snapshot)
-            )
+            if name not in self._queries:
+                self._queries[name] = SqlPredicate(name)
+            tables = self._store.tables(view.snapshot)
+            return self._queries[name].evaluate(f"snapshot {view.snapshot}", tables)
         if name not in self._predicates:
             self._predicates[name] = load_predicate(
                 name, lambda: initial_places(self._store, topology, self._store.entries())
