@@ -145,26 +145,10 @@ def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuer
     )
     settled = read("settled", "unique").join(read("settled", "payments"), ["account", "ticket"])
     return [
-        start_and_wait(pipeline, "unique", unique, "append"),
-        start_and_wait(pipeline, "totals", totals, "update"),
-        start_and_wait(pipeline, "settled", settled.select(SETTLED.names), "append"),
+        start_query(unique, pipeline, "unique", output_mode="append"),
+        start_query(totals, pipeline, "totals", output_mode="update"),
+        start_query(settled.select(SETTLED.names), pipeline, "settled", output_mode="append"),
     ]
-
-
-def start_and_wait(
-    pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str
-) -> StreamingQuery:
-    """Start a query, whose sources exist when this returns.
-
-    Spark waits ten seconds for the Python of a source, which a busy machine may exceed: then
-    nothing has begun, and another attempt is made.
-    """
-    while True:
-        started = start_query(frame, pipeline, query, output_mode=output_mode)
-        error = started.exception()
-        if error is None:
-            return started
-        assert "failed to connect back" in str(error), error
 
 
 def query_states(spark: SparkSession, checkpoints: dict[str, str]) -> dict[str, list[Row]]:

@@ -25,9 +25,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel
 from stillframe.spark import read_channels, with_barriers
-from stillframe.spark.queries import EachBatch
+from stillframe.spark.queries import EachBatch, start_query
 from stillframe.spark.session import find_java
-from tests.spark.flows import start_and_wait, stop_queries
+from tests.spark.flows import stop_queries
 from tests.spark.outside import QUICK, jars
 
 SUMS = pa.schema([("customer", pa.string()), ("total", pa.int64())])
@@ -136,8 +136,10 @@ def start(spark: SparkSession, place: Place, pipeline: Pipeline) -> list[Streami
     intake = with_barriers(purchases, pipeline, "intake")
     sums = read_channels(spark, pipeline, "ends", "sums")
     return [
-        start_and_wait(pipeline, "intake", intake, "append"),
-        start_and_wait(pipeline, "ends", sums, "append", each_batch=every_sink(place, pipeline)),
+        start_query(intake, pipeline, "intake", output_mode="append"),
+        start_query(
+            sums, pipeline, "ends", output_mode="append", each_batch=every_sink(place, pipeline)
+        ),
     ]
 
 

@@ -191,7 +191,7 @@ def start_queries(
         if query in pipeline.dataflow.queries:
             frame, mode = computation(query, read)
             with configured(spark, stores[query]):
-                started.append(start_and_wait(pipeline, query, frame, mode))
+                started.append(start_query(frame, pipeline, query, output_mode=mode))
     return started
 
 
@@ -221,23 +221,6 @@ def computation(query: str, read: Callable[..., DataFrame]) -> tuple[DataFrame, 
         totals_processor(), "k long, n long, s long", "Update", "None"
     )
     return frame, "update"
-
-
-def start_and_wait(
-    pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str, **arguments: Any
-) -> StreamingQuery:
-    """Start a query, whose sources exist when this returns.
-
-    Spark waits ten seconds for the program of a source, which a busy machine may exceed: then
-    nothing has begun, and another attempt is made.
-    """
-    while True:
-        started = start_query(frame, pipeline, query, output_mode=output_mode, **arguments)
-        error = started.exception()
-        if error is None:
-            return started
-        assert "failed to connect back" in str(error), error
-        wait_until(lambda: not is_running(pipeline.path, query))
 
 
 def stop_queries(pipeline: Pipeline, queries: list[StreamingQuery]) -> None:

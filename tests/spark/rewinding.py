@@ -22,7 +22,7 @@ from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.spark.queries import read_channels
+from stillframe.spark.queries import read_channels, start_query
 from stillframe.spark.session import spark_session
 from tests.nightly import by_night
 from tests.spark import flows
@@ -109,7 +109,7 @@ def start(
     for name, pipeline in pipelines.items():
         values = read_channels(sessions[name], pipeline, "sums", "values")
         sums = values.groupBy().agg(functions.sum("v").alias("s"))
-        queries[name] = flows.start_and_wait(pipeline, "sums", sums, "update")
+        queries[name] = start_query(sums, pipeline, "sums", output_mode="update")
     return queries
 
 

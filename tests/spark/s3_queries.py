@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.service import JoinedService, join
-from stillframe.spark import read_channels, spark_session
+from stillframe.spark import read_channels, spark_session, start_query
 from tests.spark import flows
 
 NUMBER = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -70,8 +70,8 @@ def start(spark: SparkSession, pipeline: Pipeline, store: str) -> list[Streaming
     with flows.configured(spark, store):
         spark.conf.set("spark.sql.shuffle.partitions", "1")
         return [
-            flows.start_and_wait(pipeline, "sums", sums, "update"),
-            flows.start_and_wait(pipeline, "firsts", firsts, "append"),
+            start_query(sums, pipeline, "sums", output_mode="update"),
+            start_query(firsts, pipeline, "firsts", output_mode="append"),
         ]
 
 

@@ -16,7 +16,7 @@ from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.spark.queries import read_channels, to_channel, with_barriers
+from stillframe.spark.queries import read_channels, start_query, to_channel, with_barriers
 from tests.nightly import by_night
 from tests.spark import flows
 
@@ -91,9 +91,9 @@ def test_idle_queries_run_no_micro_batch_for_a_snapshot(
         ],
     )
     one = read_channels(spark, pipeline, "one", "busy", "silent")
-    queries = [flows.start_and_wait(pipeline, "one", one, "append")]
+    queries = [start_query(one, pipeline, "one", output_mode="append")]
     two = read_channels(spark, pipeline, "two", "between")
-    queries.append(flows.start_and_wait(pipeline, "two", two, "append"))
+    queries.append(start_query(two, pipeline, "two", output_mode="append"))
     with (
         join("a", pipeline=pipeline.path, state=Source()) as a,
         join("b", pipeline=pipeline.path, state=Source()),
@@ -146,8 +146,8 @@ def test_a_barrier_does_not_end_a_run_with_available_now(
             append(a, "left", 3)
             append(a, "left", 4)
             frame = read_channels(spark, pipeline, "all", "left", "right", rows_max=1)
-            query = flows.start_and_wait(
-                pipeline, "all", frame, "append", trigger={"availableNow": True}
+            query = start_query(
+                frame, pipeline, "all", output_mode="append", trigger={"availableNow": True}
             )
             query.awaitTermination()
             assert values_of(pipeline, "end") == [1, 2, 3, 4]
@@ -165,7 +165,7 @@ def test_at_least_once_announces_what_is_received_twice(
     """Nothing is held; what was read behind a barrier comes again after a restore, and no more."""
     pipeline = two_sources(tmp_path / "twice.pipeline")
     frame = read_channels(spark, pipeline, "all", "left", "right")
-    query = flows.start_and_wait(pipeline, "all", frame, "append")
+    query = start_query(frame, pipeline, "all", output_mode="append")
     with (
         join("a", pipeline=pipeline.path, state=Source()) as a,
         join("b", pipeline=pipeline.path, state=Source()) as b,
@@ -182,7 +182,7 @@ def test_at_least_once_announces_what_is_received_twice(
     (manifest,) = taken
     assert manifest.duplicate_count == 2
     pipeline.restore()
-    query = flows.start_and_wait(pipeline, "all", frame, "append")
+    query = start_query(frame, pipeline, "all", output_mode="append")
     with join("a", pipeline=pipeline.path, state=Source()) as a:
         append(a, "left", 3, 4)
     flows.stop_queries(pipeline, [query])
@@ -203,7 +203,7 @@ def test_a_query_that_reads_files_begins_snapshots(spark: SparkSession, tmp_path
     frame = spark.readStream.schema("v long").json(f"file://{files}")
     frame = with_barriers(frame, pipeline, "root").dropDuplicates(["v"])
     spark.conf.set("spark.sql.shuffle.partitions", "1")
-    query = flows.start_and_wait(pipeline, "root", frame, "append")
+    query = start_query(frame, pipeline, "root", output_mode="append")
 
     def add(*values: int) -> None:
         text = "".join(f'{{"v": {value}}}\n' for value in values)
@@ -219,7 +219,7 @@ def test_a_query_that_reads_files_begins_snapshots(spark: SparkSession, tmp_path
     assert values_of(pipeline, "end") == [1, 2, 3]
     pipeline.restore(str(taken.snapshot))
     assert values_of(pipeline, "end") == [1, 2]
-    query = flows.start_and_wait(pipeline, "root", frame, "append")
+    query = start_query(frame, pipeline, "root", output_mode="append")
     add(3, 4)
     flows.stop_queries(pipeline, [query])
     assert values_of(pipeline, "end") == [1, 2, 3, 4]
@@ -238,7 +238,7 @@ def test_a_query_that_reads_the_clock_begins_snapshots(spark: SparkSession, tmp_
     frame = rate.load().selectExpr("value as v")
     frame = with_barriers(frame, pipeline, "root")
     for _ in range(2):
-        query = flows.start_and_wait(pipeline, "root", frame, "append")
+        query = start_query(frame, pipeline, "root", output_mode="append")
         count = len(values_of(pipeline, "end"))
         flows.wait_until(functools.partial(has_more, pipeline, count))
         taken = snapshot(pipeline)

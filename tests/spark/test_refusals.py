@@ -235,7 +235,7 @@ def test_going_back_by_hand_is_refused(
     frame = read_channels(spark, pipeline, "sums", "values").groupBy().agg({"v": "sum"})
     frame = frame.toDF("v")
     arguments: dict[str, Any] = {"each_batch": lambda batch, number: batch.collect()}
-    query = flows.start_and_wait(pipeline, "sums", frame, "update", **arguments)
+    query = start_query(frame, pipeline, "sums", output_mode="update", **arguments)
     append(pipeline)
     query.processAllAvailable()
     taken = pipeline.snapshot()
@@ -257,7 +257,7 @@ def test_going_back_by_hand_is_refused(
             shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(tmp_path / "kept", path)
     pipeline.restore()
-    query = flows.start_and_wait(pipeline, "sums", frame, "update", **arguments)
+    query = start_query(frame, pipeline, "sums", output_mode="update", **arguments)
     flows.stop_queries(pipeline, [query])
 
 

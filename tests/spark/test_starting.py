@@ -61,7 +61,7 @@ def test_a_query_that_is_started_during_a_restore_is_of_the_new_epoch(
 ) -> None:
     """All of it: what it reads, its checkpoint, and where it writes."""
     frame = read_channels(spark, restored_first, "all", "values")
-    query = flows.start_and_wait(restored_first, "all", frame, "append")
+    query = start_query(frame, restored_first, "all", output_mode="append")
     with join("source", pipeline=restored_first.path, state=Source()) as me:
         me.append("values", pa.table({"v": [7]}, schema=VALUE))
     flows.stop_queries(restored_first, [query])
@@ -89,6 +89,7 @@ class Stream:
     def __init__(self) -> None:
         self.is_gone = threading.Event()
         self.go: Any = None
+        self.errors = list[str]()
 
     def same(self, *arguments: Any) -> "Stream":
         """Stand for all that goes before the start."""
@@ -96,6 +97,10 @@ class Stream:
 
     sparkSession = writeStream = property(same)  # noqa: N815 - Spark's
     queryName = outputMode = option = options = start = same  # noqa: N815 - Spark's
+
+    def exception(self) -> str:
+        """Return why the query has ended."""
+        return self.errors.pop() if self.errors else "None"
 
     def foreachBatch(self, go: Any) -> "Stream":  # noqa: N802 - Spark's
         """Remember what is called for each micro-batch."""
@@ -123,6 +128,26 @@ def test_a_start_is_over_when_spark_has_initialized_the_query(
     start_query(cast(DataFrame, stream), pipeline, "all", each_batch=lambda *_: None)
     stream.is_gone.set()
     assert left == []
+
+
+def test_a_start_in_which_sources_were_too_slow_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has begun. Another error is for the caller, and so is the same one each time."""
+    pipeline = make_pipeline(tmp_path / "p", has_end=False)
+    monkeypatch.setattr("stillframe.spark.queries.check_sources", lambda *_: None)
+    slow, said = "Python worker failed to connect back.", list[str]()
+    for errors, count in ([slow, slow, "no such column"], 2), ([slow] * 9, 5):
+        stream = Stream()
+        stream.errors = errors[::-1]
+        start_query(
+            cast(DataFrame, stream), pipeline, "all", each_batch=lambda *_: None, report=said.append
+        )
+        stream.is_gone.set()
+        flows.wait_until(lambda: not is_running(pipeline.path, "all"))
+        sentence = "the sources of query all did not start in ten seconds, so it starts again"
+        assert said == [sentence] * count
+        said.clear()
 
 
 def test_a_start_that_takes_long_is_reported(

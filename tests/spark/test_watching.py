@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.service import join
-from stillframe.spark.queries import read_channels
+from stillframe.spark.queries import read_channels, start_query
 from tests.browser import a_browser, a_page, check_accessible, check_everybody_can_use
-from tests.spark.flows import start_and_wait, wait_until
+from tests.spark.flows import wait_until
 from tests.watch.servers import a_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -86,8 +86,8 @@ def running(spark: SparkSession, shop: Pipeline, gate: threading.Event) -> Itera
     mails = read_channels(spark, shop, "mails", "purchases")
     selling = Selling(shop)
     queries = [
-        start_and_wait(shop, "sums", sums, "update"),
-        start_and_wait(shop, "mails", mails, "append", each_batch=send),
+        start_query(sums, shop, "sums", output_mode="update"),
+        start_query(mails, shop, "mails", output_mode="append", each_batch=send),
     ]
     try:
         yield selling

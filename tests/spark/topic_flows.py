@@ -13,7 +13,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import confluent_kafka
 import pyarrow as pa
@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stillframe.pipeline import Pipeline, channel, kafka_channel
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, KafkaRecord
-from stillframe.spark import counted, read_channels
+from stillframe.spark import counted, queries, read_channels
 from stillframe.storage.location import Location
 from tests.spark import flows
 
@@ -156,8 +156,10 @@ def start_query(
         if pipeline.dataflow.outgoing_topics(query):
             frame = _encoded(frame, partition_count)
         # The first ball in the topic of `pong` is not its own.
-        adopt = False if query == "pong" else None
-        return flows.start_and_wait(pipeline, query, frame, mode, adopt=adopt, **arguments)
+        adopt: Literal[False] | None = False if query == "pong" else None
+        return queries.start_query(
+            frame, pipeline, query, output_mode=mode, adopt=adopt, **arguments
+        )
 
 
 def _computation(query: str, read: Callable[..., DataFrame]) -> tuple[DataFrame, str]:

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, Unavailable, UsageError
@@ -62,6 +63,10 @@ from stillframe.storage.location import Location, ObjectPath, locate
 EachBatch = Callable[[DataFrame, int], None]
 _STARTING = "Initializing"
 _POLL_S = 0.02
+ATTEMPT_COUNT_MAX = 6
+"""How often a query is started whose sources do not start in time."""
+_TOO_SLOW = "failed to connect back"
+"""What Spark says of them."""
 NOTICE_S = 1.0
 """How long a start takes before it is reported, in seconds."""
 _TIMES = "spark.sql.parquet.outputTimestampType"
@@ -360,15 +365,30 @@ def start_query(
         if trigger:
             writer = writer.trigger(**trigger)
         with _reported(pipeline, query, report):
-            started = writer.start()
-            # Spark gives each source's Python process ten seconds to start: queries that all
-            # started at once would delay each other.
-            while started.isActive and started.status["message"].startswith(_STARTING):
-                time.sleep(_POLL_S)
+            started = _started(writer, query, report)
     except BaseException:
         run.end()
         raise
     threading.Thread(target=run.end_with, args=(started,), daemon=True).start()
+    return started
+
+
+def _started(
+    writer: DataStreamWriter, query: str, report: Callable[[str], object]
+) -> StreamingQuery:
+    """Start a query, and wait until it has initialized its sources.
+
+    Spark gives the Python process of each source ten seconds to start, and then ends the query. On
+    a busy machine that is too short: nothing has begun yet, so the query is started again. Queries
+    that all started at once would delay each other.
+    """
+    for left in reversed(range(ATTEMPT_COUNT_MAX)):
+        started = writer.start()
+        while started.isActive and started.status["message"].startswith(_STARTING):
+            time.sleep(_POLL_S)
+        if not (left and _TOO_SLOW in str(started.exception())):
+            break
+        report(f"the sources of query {query} did not start in ten seconds, so it starts again")
     return started
 
 
