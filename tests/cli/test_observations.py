@@ -377,6 +377,24 @@ def test_show_says_who_waits_and_what_is_known(original: Path, call: Call) -> No
     assert document["instances"][0]["state"]["owner"] == "Ada"
 
 
+def test_show_shows_bodies_and_locks(ring: Path, call: Call) -> None:
+    """Of open and unresolved calls, and what the tasks that hold a lock, or wait for it, serve."""
+    shown = call("show", ring, 1).stdout
+    open_calls, _, rest = shown.partition("unresolved calls")
+    assert open_calls.count('order: "A7"') == 8
+    unresolved, _, locks = rest.partition("locks")
+    assert unresolved.count('order: "A7"') == 1
+    holder, waiting = "GET /buy (bank-0000000d#1)", "POST /shop (bank-0000000c#4)"
+    [row] = [line for line in locks.splitlines() if line.startswith("ledger")]
+    assert re.split(r"  +", row.strip()) == ["ledger", "shop-0000000a", holder, waiting]
+    document = json.loads(call("show", ring, 1, "--json").stdout)
+    held = {one["instance"]: one["locks"] for one in document["instances"] if one["locks"]}
+    lock = {"lock": "ledger", "holders": [holder], "waiting": [waiting]}
+    assert held == {"shop-0000000a": [lock]}
+    kinds = {one["kind"]: one["fields"] for one in document["unresolved"]}
+    assert kinds == {"not awaited": {"order": '"A7"'}, "orphan": {}}
+
+
 def test_show_shows_the_newest_by_default(original: Path, call: Call) -> None:
     """As of snapshots."""
     assert json.loads(call("show", original, "--json").stdout)["number"] == 6

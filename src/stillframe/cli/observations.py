@@ -12,6 +12,7 @@ import msgspec
 
 from stillframe.cli import output, quantities
 from stillframe.cli.command import conclude, end_with_failure
+from stillframe.detect.call_waits import served_by_activities
 from stillframe.detect.observations import ranges_of, resolve_observed
 from stillframe.detect.predicate import Verdict
 from stillframe.errors import UsageError
@@ -23,6 +24,7 @@ from stillframe.storage.opened import requests_to
 from stillframe.store.diff import is_same
 from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
+    Unresolved,
     amounts_of,
     fields_of,
     state_of,
@@ -213,6 +215,7 @@ def _document(found: StoredObservation) -> Fields:
                 "service": service_of(name),
                 "state": fields_of(fragment),
                 "held": state_of(fragment).held,
+                "locks": _locks(observation, name),
                 "ignored_count": state_of(fragment).ignored_count,
             }
             for name, fragment in observation.fragments.items()
@@ -224,6 +227,20 @@ def _document(found: StoredObservation) -> Fields:
         ],
         "amounts": amounts_of(observation),
     }
+
+
+def _locks(observation: Observation, instance: str) -> list[Fields]:
+    """Return the locks that tasks of an instance hold: each task by what it serves, or its name,
+    and one that is not known as an empty text."""
+    serving = served_by_activities(observation)
+    return [
+        {
+            "lock": lock.name,
+            "holders": [serving.get(one, one) for one in lock.holders],
+            "waiting": [serving.get(one, one) for one in lock.waiting],
+        }
+        for lock in state_of(observation.fragments[instance]).locks
+    ]
 
 
 def _call(located: Located) -> Fields:
@@ -252,7 +269,7 @@ def _put(found: StoredObservation) -> None:
     )
     _put_states(observation)
     calls = [_call(one) for one in observation.calls if one.record.is_awaited]
-    call_columns: output.Columns[Fields] = {
+    call_columns: dict[str, Callable[[Fields], object]] = {
         "caller": itemgetter("caller"),
         "waits for": lambda one: one["name"] or one["call"],
         "at": itemgetter("target"),
@@ -261,13 +278,24 @@ def _put(found: StoredObservation) -> None:
         "since": lambda one: _moment(one["began_at"]),
         "until": lambda one: _moment(one["deadline"]),
     }
+    if any(one["fields"] for one in calls):
+        call_columns["body"] = lambda one: _body(one["fields"])
     if calls:
         texts = len(call_columns)
         output.put_table("open calls", call_columns, calls, texts=texts, limit=CALL_COUNT_MAX)
     if unresolved := unresolved_of(observation):
-        rows = [(one.kind, one.call, one.name, one.known) for one in unresolved]
-        columns = ("kind", "call", "name", "outcome")
-        output.put_table("unresolved calls", columns, rows, texts=4, limit=CALL_COUNT_MAX)
+        columns: dict[str, Callable[[Unresolved], object]] = {
+            "kind": attrgetter("kind"),
+            "call": attrgetter("call"),
+            "name": attrgetter("name"),
+            "outcome": attrgetter("known"),
+        }
+        if any(one.fields for one in unresolved):
+            columns["body"] = lambda one: _body(one.fields)
+        output.put_table(
+            "unresolved calls", columns, unresolved, texts=len(columns), limit=CALL_COUNT_MAX
+        )
+    _put_locks(observation)
     if amounts := amounts_of(observation):
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
@@ -295,6 +323,26 @@ def _put_states(observation: Observation) -> None:
             for name, fields in states.items()
         ]
         output.put_table(f"instances: {service}", ["instance", *names], rows)
+
+
+def _put_locks(observation: Observation) -> None:
+    rows = [
+        (
+            lock["lock"],
+            name,
+            ", ".join(one or "an unknown task" for one in lock["holders"]),
+            ", ".join(lock["waiting"]),
+        )
+        for name in sorted(observation.fragments)
+        for lock in _locks(observation, name)
+    ]
+    if rows:
+        columns = ("lock", "of", "held by", "waiting")
+        output.put_table("locks", columns, rows, texts=4, limit=CALL_COUNT_MAX)
+
+
+def _body(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in fields.items())
 
 
 def _place(call: Fields) -> str:
@@ -475,7 +523,7 @@ def _put_difference(before: str, after: str, document: Fields) -> None:
         ]
         output.put_table("fields", ["instance", "field", before, after], fields, texts=2)
     if document["calls"]:
-        call_columns: output.Columns[Fields] = {
+        call_columns: dict[str, Callable[[Fields], object]] = {
             "call": itemgetter("call"),
             "name": itemgetter("name"),
             before: lambda one: one["before"] or "not open",

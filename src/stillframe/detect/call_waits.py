@@ -69,14 +69,19 @@ class CallDeadlock(msgspec.Struct, frozen=True):
     ends_at: float | None
 
 
-def waits_of(observation: Observation) -> dict[str, ActivityWait]:
-    """Return what each blocked activity waits for, by its name."""
-    serving = {
+def served_by_activities(observation: Observation) -> dict[str, str]:
+    """Return the call that each activity serves, such as ``POST /pay (shop-125f1f4a#3)``."""
+    return {
         served.details.activity: f"{served.details.name} ({served.call})"
         for fragment in observation.fragments.values()
         for served in fragment.served
         if not served.number
     }
+
+
+def waits_of(observation: Observation) -> dict[str, ActivityWait]:
+    """Return what each blocked activity waits for, by its name."""
+    serving = served_by_activities(observation)
     found = {}
     for located in observation.calls:
         if _blocks(located):

@@ -129,6 +129,7 @@ class Unresolved(msgspec.Struct, frozen=True):
         place: where it is.
         known: what is known about it, as a sentence.
         amounts: the amounts of its messages that no state contains.
+        fields: those fields of the request's body that may be stored, as JSON.
     """
 
     kind: str
@@ -139,6 +140,7 @@ class Unresolved(msgspec.Struct, frozen=True):
     place: CallPlace
     known: str
     amounts: dict[str, int]
+    fields: dict[str, str]
 
 
 def state_of(fragment: InstanceFragment) -> InstanceState:
@@ -182,6 +184,7 @@ def _of_located(kind: str, located: Located) -> Unresolved:
         located.place,
         _known_of(kind, located),
         located.amounts(),
+        record.details.fields,
     )
 
 
@@ -191,9 +194,10 @@ def _of_accepted(kind: str, accepted: Accepted) -> Unresolved:
     if kind == DUPLICATE:
         known = f"was accepted once more by {name}, {_progress(served)}"
     place = CallPlace.ANSWERED if served.number else CallPlace.SERVED
-    amounts = served.amounts()
+    details = served.details
     return Unresolved(
-        kind, str(served.call), name, None, served.details.name, place, known, amounts
+        *(kind, str(served.call), name, None, details.name),
+        *(place, known, served.amounts(), details.fields),
     )
 
 
