@@ -392,6 +392,27 @@ def test_an_instance_that_joins_while_an_observation_is_pending_is_no_stranger()
     assert pair.collector.retirable == set()
 
 
+def test_a_call_that_was_not_sent_was_accepted_by_no_instance() -> None:
+    """Neither by one that died, nor by a target that has never answered."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    sent, unsent = (pair.request().call.number for _ in range(2))
+    silent = pair.caller.request("silent:80", carries={"EUR": 7}).call.number
+    pair.money["A"] -= 7
+    pair.caller.stop_waiting(sent)
+    for number in (unsent, silent):
+        pair.caller.stop_waiting(number, was_sent=False)
+    pair.collector.left("C")
+    del pair.instances["C"]
+    assert places(pair.observe()) == {
+        sent: CallPlace.UNKNOWN,
+        unsent: CallPlace.REQUESTED,
+        silent: CallPlace.REQUESTED,
+    }
+    after = pair.observe()
+    assert (after.unknown, after.not_accepted) == ({"EUR": 5}, {"EUR": 12})
+
+
 def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
     """One that was made after the caller was notified that the dead one was retired is not."""
     pair = Pair("A", "B", "C")

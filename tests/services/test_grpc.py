@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import gc
+import json
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -32,6 +34,7 @@ from stillframe.services.grpc_server import ObservedCalls
 from stillframe.services.headers import LENGTH_MAX, NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.nightly import Figure, by_night, seeds
+from tests.ports import free_port
 from tests.services.deployment import SECRET, address, find, listening, observed
 from tests.services.grpc_bank import (
     KINDS,
@@ -269,6 +272,12 @@ async def connected(
         ObservedChannel(client, grpc.aio.insecure_channel(address, **settings), TARGET) as channel,
     ):
         yield channel
+
+
+async def connect(channel: Any) -> None:
+    """Let a channel connect."""
+    channel.get_state(try_to_connect=True)
+    await channel.channel_ready()
 
 
 def agents() -> tuple[Agent, Agent]:
@@ -744,6 +753,7 @@ def test_an_answer_that_arrives_with_a_cancellation_is_not_given() -> None:
     async def run() -> None:
         methods = {"unary_unary": echo}
         async with connected(client, methods, [ObservedCalls(server)]) as channel:
+            await connect(channel)
             made = method_of(channel, "unary_unary")(ONE)
 
             async def wait() -> None:
@@ -809,6 +819,134 @@ def test_a_call_to_a_server_that_ends_is_unresolved() -> None:
 
     asyncio.run(run())
     assert [call.is_awaited for call in captured(client).calls] == [False]
+
+
+REPEATED = {
+    "name": [{}],
+    "retryPolicy": {
+        "maxAttempts": 3,
+        "initialBackoff": "0.2s",
+        "maxBackoff": "0.2s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}
+REPEATING = [("grpc.service_config", json.dumps({"methodConfig": [REPEATED]}))]
+NOTHING_LISTENS = "failed to connect to all addresses"
+
+
+async def ended(channel: Any, kind: str, **settings: Any) -> grpc.aio.AioRpcError:
+    """Return the error of a call to a method of a kind."""
+    request = iter([ONE]) if kind.startswith("stream_") else ONE
+    made = method_of(channel, kind)(request, **settings)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (made.read() if kind.endswith("_stream") else made)
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_while_nothing_listens_was_not_sent(kind: str) -> None:
+    """Whether it is the first one or not, and also if it waits for a connection until it ends."""
+    _, client = agents()
+
+    async def run() -> None:
+        plain = grpc.aio.insecure_channel(f"127.0.0.1:{free_port()}")
+        async with ObservedChannel(client, plain, TARGET) as channel:
+            for _ in range(2):
+                error = await ended(channel, kind)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert error.details().startswith(NOTHING_LISTENS)
+            error = await ended(channel, kind, timeout=0.05, wait_for_ready=True)
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    asyncio.run(run())
+    found = [(one.is_awaited, one.was_answered, one.was_sent) for one in captured(client).calls]
+    assert found == [(False, False, False)] * 3
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["first", "connected"])
+def test_a_call_that_was_sent_before_nothing_listens_is_unresolved(*, is_early: bool) -> None:
+    """It is repeated in vain, and its status is that of a call which was not sent."""
+    _, client = agents()
+
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # no settings of HTTP/2
+            await reader.readuntil(b"unary_unary")
+            server.close()
+            writer.transport.abort()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        plain = grpc.aio.insecure_channel(address, options=REPEATING)
+        async with ObservedChannel(client, plain, TARGET) as channel:
+            if not is_early:
+                await connect(channel)
+            error = await ended(channel, "unary_unary")
+            assert error.details().startswith(NOTHING_LISTENS)
+
+    asyncio.run(run())
+    assert [(one.is_awaited, one.was_sent) for one in captured(client).calls] == [(False, True)]
+
+
+def test_a_status_that_a_server_sends_is_no_proof() -> None:
+    """A gateway may pass on the words of another client, which may have sent the call."""
+    _, client = agents()
+
+    async def unary_unary(_: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"{NOTHING_LISTENS}; last error: none")
+
+    async def run() -> None:
+        async with connected(client, {"unary_unary": unary_unary}, []) as channel:
+            for _ in range(2):
+                assert (await ended(channel, "unary_unary")).details().startswith(NOTHING_LISTENS)
+
+    asyncio.run(run())
+    assert [one.was_sent for one in captured(client).calls] == [True, True]
+
+
+async def overdue_early(_: Any, made: Any) -> None:
+    """Let the time-out of a call pass."""
+    assert 0 < made.time_remaining() <= 0.1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await made
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def cancelled_early(_: Any, made: Any) -> None:
+    """Cancel a call."""
+    assert made.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await made
+    assert await made.code() is grpc.StatusCode.CANCELLED
+
+
+async def left_early(channel: Any, made: Any) -> None:
+    """Close the channel of a call."""
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await made
+
+
+@pytest.mark.parametrize("end", [overdue_early, cancelled_early, left_early])
+def test_a_call_ends_while_its_channel_connects(end: Any) -> None:
+    """As other calls do."""
+    _, client = agents()
+    over: list[Any] = []
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            plain = grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}")
+            async with ObservedChannel(client, plain, TARGET) as channel:
+                made = method_of(channel, "unary_unary")(ONE, timeout=0.1)
+                made.add_done_callback(over.append)
+                assert (made.done(), made.cancelled()) == (False, False)
+                await end(channel, made)
+                assert (made.done(), made.cancelled()) == (True, end is not overdue_early)
+
+    asyncio.run(run())
+    assert len(over) == 1
+    assert [one.is_awaited for one in captured(client).calls] == [False]
 
 
 # --- others

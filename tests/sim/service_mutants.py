@@ -111,8 +111,10 @@ class AnswersNotKept(Instance):
 class UnresolvedNotKept(Instance):
     """Forgets a call when its caller stops waiting."""
 
-    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
-        super().stop_waiting(number, was_answered=was_answered)
+    def stop_waiting(
+        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+    ) -> None:
+        super().stop_waiting(number, was_answered=was_answered, was_sent=was_sent)
         self._unresolved.clear()
 
 
@@ -255,7 +257,9 @@ class AnswersOfOthersTaken(Instance):
 class BareAnswersForgotten(Instance):
     """Does not record that a call was answered without a header."""
 
-    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
+    def stop_waiting(
+        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+    ) -> None:
         super().stop_waiting(number)
 
 

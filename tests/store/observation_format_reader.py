@@ -39,7 +39,7 @@ MEMBERS = {
     "state": "encoded held conserved locks task_waits ignored_count",
     "located": "call record place served",
     "record": "number target carries serving retirement_count is_awaited was_answered stream "
-    "details",
+    "details was_sent",
     "served": "call brought number answer stream details",
     "stream": "sent_count accepted_count carried forgotten_through",
     "details": "name activity began_at deadline fields has_unknown_amounts",

@@ -204,6 +204,8 @@ class OpenCall(msgspec.Struct, frozen=True):
         was_answered: whether the caller had an answer without a header.
         stream: its messages, if it is a streaming call.
         details: other facts about it that the host records.
+        was_sent: False if the caller has stopped waiting, and its transport had no connection all
+            the time, so no instance can have accepted the call.
     """
 
     number: Count
@@ -215,6 +217,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     was_answered: bool = False
     stream: Stream = NO_STREAM
     details: CallDetails = NO_DETAILS
+    was_sent: bool = True
 
     def amounts(self) -> dict[str, int]:
         """Return the amounts of the request and of the messages that the caller keeps."""
@@ -484,13 +487,16 @@ class Instance:
         self.unreported[header.instance] = None
         return fragment
 
-    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
+    def stop_waiting(
+        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+    ) -> None:
         """Mark a call as unresolved: its deadline has passed, it was cancelled, its connection
-        broke, or its answer had no header. The transport delivers no answer any more."""
+        broke, its answer had no header, or it was not sent. The transport delivers no answer any
+        more."""
         call = self._calls.pop(number)
         stream = self._closed_stream(CallId(self.name, number))
         self._unresolved[number] = msgspec.structs.replace(
-            call, is_awaited=False, was_answered=was_answered, stream=stream
+            call, is_awaited=False, was_answered=was_answered, was_sent=was_sent, stream=stream
         )
         for forgotten in _drop_oldest(self._unresolved, self._kept_count_max):
             self._forgotten_through = max(self._forgotten_through, forgotten.number)
@@ -1375,6 +1381,8 @@ class _Conclusion:
             place = CallPlace.SERVED
         elif served:
             place = CallPlace.ANSWERED
+        elif not record.was_sent:
+            place = CallPlace.REQUESTED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
             place = CallPlace.OUTSIDE
         elif self._may_be_accepted(call, record):
@@ -1388,6 +1396,8 @@ class _Conclusion:
 
         Either it has dropped its answer, or it is not connected: then it may be alive, or the
         caller made the call before it was notified."""
+        if not record.was_sent:
+            return False
         ledger = self._ledger
         may_be_alive = ledger.talking or not ledger.disconnected.keys() <= ledger.retired
         may_be_dropped = any(
@@ -1439,7 +1449,8 @@ class _Conclusion:
         unknown: dict[str, int] = {}
         for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
             if call not in late:
-                is_known = call in ledger.not_accepted and ledger.targets.get(record.target, False)
+                has_answered = ledger.targets.get(record.target, False) or not record.was_sent
+                is_known = call in ledger.not_accepted and has_answered
                 add_amounts(not_accepted if is_known else unknown, record.amounts())
         return not_accepted, unknown
 

@@ -611,10 +611,11 @@ class OutgoingCall(CallEnd):
         self._agent.report(self._rules.accept_answer(self._number, header))
         self._agent.mark_if_kept(self._path)
 
-    def stop_waiting(self, *, was_answered: bool = False) -> None:
-        """Mark the call as unresolved; `was_answered` by something without a header."""
+    def stop_waiting(self, *, was_answered: bool = False, was_sent: bool = True) -> None:
+        """Mark the call as unresolved; `was_answered` by something without a header, or not sent
+        for certain."""
         self._over()
-        self._rules.stop_waiting(self._number, was_answered=was_answered)
+        self._rules.stop_waiting(self._number, was_answered=was_answered, was_sent=was_sent)
 
     def close(self) -> None:
         """Close a call to a target that takes no part."""

@@ -4,11 +4,16 @@ A channel is wrapped, since interceptors of grpc do not see the bytes of message
 request is made in the step in which the application makes the call, and that of a message of a
 stream in the step in which the application sends it. An answer is accepted in the step in which
 ``await`` or the end of the stream returns to the application.
+
+A call that ends while nothing listens was not sent. No status proves that: a server can send the
+same one, and grpc may have sent the call before and repeat it in vain. A channel without any
+connection, from before the call begins until it has ended, does (`_Absence`). So a call does
+not begin while its channel connects, since nothing would tell whether it was sent.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, NamedTuple, Self
 
 import grpc
@@ -32,6 +37,17 @@ _OF_CLIENTS = (
     grpc.StatusCode.UNAVAILABLE,
 )
 """With these, a client or a gateway says that it had no answer."""
+_FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+"""The state of a channel that could not connect, until it has a connection."""
+_CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+_STATUS = {
+    "code": grpc.StatusCode.CANCELLED,
+    "details": "",
+    "initial_metadata": None,
+    "trailing_metadata": None,
+    "wait_for_connection": None,
+}
+"""What does not end a call that waits for it, and what a call has that was cancelled."""
 
 
 class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
@@ -54,6 +70,7 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
         check_kind("channel", channel, grpc.aio.Channel, "a channel of grpc.aio")
         self._agent = agent
         self._channel = channel
+        self._connection = _Connection(channel)
         with contextlib.suppress(UsageError):  # then it is not one of them
             target = target_named(target)
         self._target = target
@@ -67,7 +84,7 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
         **settings: Any,
     ) -> "_Method":
         return _Method(
-            *(self._agent, self._channel, self._target, kind),
+            *(self._agent, self._channel, self._connection, self._target, kind),
             *(method, request_serializer, response_deserializer, settings),
         )
 
@@ -117,6 +134,7 @@ class _Method(NamedTuple):
 
     agent: Agent
     channel: Any
+    connection: "_Connection"
     target: str
     kind: str
     path: str
@@ -157,12 +175,15 @@ class _Method(NamedTuple):
             request = _sent(messages, request)
         make = getattr(self.channel, kind)
         method = make(self.path, messages.serialize, messages.deserialize, **self.settings)
+
+        def make_call(timeout_s: float | None) -> Any:
+            if is_streamed:
+                return method(request, timeout_s, metadata, *settings, **more_settings)
+            return method(request, timeout=timeout_s, metadata=metadata, **more_settings)
+
+        attempt = _Attempt(self.connection, make_call)
         try:
-            made = (
-                method(request, timeout, metadata, *settings, **more_settings)
-                if is_streamed
-                else method(request, timeout=timeout, metadata=metadata, **more_settings)
-            )
+            made = make_call(timeout) if header is None else attempt.begin(timeout)
         except BaseException:
             if header is None:
                 call.close()
@@ -173,16 +194,171 @@ class _Method(NamedTuple):
             made.add_done_callback(lambda _: call.close())
             return made
         observed = _StreamedAnswer if kind.endswith("_stream") else _UnaryAnswer
-        return observed(agent, call, messages, made)
+        return observed(agent, call, messages, attempt, made)
+
+
+class _Absence:
+    """A time in which a channel has no connection, so no call is sent. It ends when the state of
+    the channel changes.
+
+    grpc puts that change into the same queue as the ends of calls, and before a call can be sent.
+    The state is asked, too, since it changes even earlier.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._change = asyncio.ensure_future(channel.wait_for_state_change(_FAILED))
+        self._change.add_done_callback(_retrieve)
+
+    def lasts(self) -> bool:
+        """Return whether there was no connection until now."""
+        return not self._change.done() and self._channel.get_state() is _FAILED
+
+
+class _Connection:
+    """The connection of a channel, when a call begins."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._absence: _Absence | None = None
+
+    def is_connecting(self) -> bool:
+        """Return whether the channel will have a connection soon, or will fail to get one."""
+        return self._channel.get_state() in _CONNECTING
+
+    async def decided(self) -> None:
+        """Wait until the channel has connected, or could not; cancelled if it was closed."""
+        while (state := self._channel.get_state(try_to_connect=True)) in _CONNECTING:
+            await self._channel.wait_for_state_change(state)
+        if state is grpc.ChannelConnectivity.SHUTDOWN:
+            raise asyncio.CancelledError
+
+    def absence(self) -> _Absence | None:
+        """Return the present time without a connection; None if there may be one."""
+        if self._channel.get_state() is not _FAILED:
+            self._absence = None
+        elif self._absence is None or not self._absence.lasts():
+            self._absence = _Absence(self._channel)
+        return self._absence
+
+
+class _Attempt:
+    """A call that grpc makes, at once or later."""
+
+    def __init__(self, connection: _Connection, make: Callable[[float | None], Any]) -> None:
+        self.connection = connection
+        self._make = make
+        self._absence: _Absence | None = None
+
+    def begin(self, timeout_s: float | None) -> Any:
+        """Return the call of grpc, or one that begins when the channel has tried to connect."""
+        if self.connection.is_connecting():
+            return _LaterCall(self, timeout_s)
+        return self.make(timeout_s)
+
+    def make(self, timeout_s: float | None) -> Any:
+        """Return the call of grpc."""
+        self._absence = self.connection.absence()
+        return self._make(timeout_s)
+
+    def may_be_sent(self) -> bool:
+        """Return whether the call, which has ended, may have been sent."""
+        return self._absence is None or not self._absence.lasts()
+
+
+class _LaterCall:
+    """A call that grpc makes when the channel has connected, or could not. It has what the calls of
+    grpc have."""
+
+    def __init__(self, attempt: _Attempt, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._attempt = attempt
+        self._deadline = None if timeout_s is None else loop.time() + timeout_s
+        self._made: Any = None
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._making = loop.create_task(self._make())
+        self._making.add_done_callback(self._is_made)
+
+    async def _make(self) -> Any:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._deadline):
+                await self._attempt.connection.decided()
+        self._made = self._attempt.make(self.time_remaining())
+        return self._made
+
+    def _is_made(self, making: asyncio.Task[Any]) -> None:
+        _retrieve(making)
+        for callback in self._callbacks:
+            self.add_done_callback(callback)
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is not None:
+            return getattr(self._made, name)
+
+        async def later(*arguments: Any) -> Any:
+            is_status = name in _STATUS
+            if is_status and self.cancelled():
+                return _STATUS[name]
+            making = asyncio.shield(self._making) if is_status else self._making
+            return await getattr(await making, name)(*arguments)
+
+        return later
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Return the answer."""
+        made = yield from self._making.__await__()
+        return (yield from made.__await__())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(aiter(await self._making))
+
+    def time_remaining(self) -> float | None:
+        """Return how long the call may last yet."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - asyncio.get_running_loop().time())
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call a function when the call has ended."""
+        if self._made is not None:
+            self._made.add_done_callback(callback)
+        elif self._making.done():
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> bool:
+        """Cancel the call."""
+        return bool((self._made or self._making).cancel())
+
+    def cancelled(self) -> bool:
+        """Return whether it was cancelled."""
+        return bool((self._made or self._making).cancelled())
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return bool((self._made or self._making).done())
+
+
+def _retrieve(task: "asyncio.Future[Any]") -> None:
+    """Take the error of a task, which nothing else may ask for."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _ObservedCall:
     """A call that grpc has made, and its end. It has all that grpc's calls have."""
 
-    def __init__(self, agent: Agent, call: OutgoingCall, messages: Messages, made: Any) -> None:
+    def __init__(
+        self, agent: Agent, call: OutgoingCall, messages: Messages, attempt: _Attempt, made: Any
+    ) -> None:
         self._agent = agent
         self._call = call
         self._messages = messages
+        self._attempt = attempt
         self._made = made
         self._loop = asyncio.get_running_loop()
         self._was_cancelled = False
@@ -247,7 +423,9 @@ class _ObservedCall:
             return
         header = header_in(self._agent, AnswerHeader, metadata)
         if header is None:
-            self._call.stop_waiting(was_answered=code not in _OF_CLIENTS)
+            was_sent = self._attempt.may_be_sent()
+            was_answered = was_sent and code not in _OF_CLIENTS
+            self._call.stop_waiting(was_answered=was_answered, was_sent=was_sent)
         else:
             self._call.accept_answer(header)
 

@@ -220,6 +220,8 @@ def _known_of(kind: str, located: Located) -> str:
     }[located.place]
     if located.place is CallPlace.OUTSIDE and located.record.was_answered:
         known = "was answered without a header; its effect is unknown"
+    if not (located.served or located.record.was_sent):
+        known = "was accepted by no instance; it was not sent, for lack of a connection"
     if kind == LATE:
         known = f"{known}; an earlier observation had found it not accepted"
     return known

@@ -530,6 +530,8 @@ def _check_place(located: Located, fragments: Collection[InstanceFragment]) -> N
     if located.served:
         is_served = any(not served.number for _, served in located.served)
         may_be = {CallPlace.SERVED if is_served else CallPlace.ANSWERED}
+    elif not record.was_sent:
+        may_be = {CallPlace.REQUESTED}
     elif not record.was_answered:
         may_be = {CallPlace.UNKNOWN, CallPlace.REQUESTED, CallPlace.OUTSIDE}
         if any(one.targets.get(record.target) for one in fragments):
