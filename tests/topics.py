@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from stillframe.pipeline import Manifest, Pipeline, kafka_channel
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.query_batches import note_batch
 from stillframe.pipeline.topics import HEADER, counting, join_topic
 from tests.kafka_topics import create_topics, wait_for
 
@@ -115,8 +116,11 @@ class TopicShop:
         producer.produce(topic, value.encode(), partition=2)
         producer.flush()
 
-    def commit(self, query: str, batch: int, **read: Offsets) -> None:
-        """Leave what Spark leaves of a micro-batch that read these channels up to these offsets."""
+    def commit(self, query: str, batch: int, *, is_seen: bool = True, **read: Offsets) -> None:
+        """Leave what Spark leaves of a micro-batch that read these channels up to these offsets,
+        and the driver, unless it ran the query without Stillframe."""
+        if is_seen:
+            note_batch(self.pipeline.path, self.pipeline.epoch, query, batch)
         checkpoint = checkpoint_path(self.pipeline.path, self.pipeline.epoch, query)
         lines = [json.dumps({self.topics[name]: offsets}) for name, offsets in read.items()]
         plan = "\n".join(["v1", json.dumps({"batchTimestampMs": 1000 + batch}), *lines])

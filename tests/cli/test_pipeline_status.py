@@ -66,7 +66,7 @@ def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout == "no snapshot is pending\n"
         found = call("pipeline", "status", shop.path, "--json", *options)
-        assert json.loads(found.stdout) == {"version": 2, "snapshot": None}
+        assert json.loads(found.stdout) == {"version": 2, "snapshot": None, "warnings": []}
 
 
 def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:

@@ -142,6 +142,18 @@ def test_the_other_commands_know_topics(call: Call, topics: Shop, tmp_path: Path
     assert call("pipeline", "restore", topics.path).exit_code == 0
 
 
+def test_a_query_that_runs_without_stillframe_is_named(call: Call, topics: Shop) -> None:
+    """What it reads was not compared. A restore to before that ends it."""
+    topics.commit("sums", 2, {"shop-unique": {0: 5, 1: 5}}, is_seen=False)
+    words = "query sums has committed micro-batch 2 at its checkpoint with neither start_query nor"
+    found = json.loads(call("pipeline", "status", topics.path, "--json").stdout)
+    assert [words in warning for warning in found["warnings"]] == [True]
+    assert words in call("pipeline", "status", topics.path).stdout
+    assert words in call("pipeline", "snapshot", topics.path).stderr
+    topics.commit("sums", 3, {"shop-unique": {0: 6, 1: 6}})
+    assert words not in call("pipeline", "status", topics.path).stdout
+
+
 def test_a_snapshot_is_viewed_without_a_number_of_records_in_topics(
     call: Call, topics: Shop, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged
+from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest
@@ -87,8 +88,22 @@ def test_an_adopted_query_is_not_taken_for_one_that_retains_little(
     assert isinstance(taken, Manifest), taken
     assert taken.last_batches == {"dedup": 2, "sums": 159}
     assert said == []
-    (place / "offsets" / "160").write_text((place / "offsets" / "159").read_text())
-    (place / "commits" / "160").write_text((place / "commits" / "159").read_text())
+    shop.commit("sums", 160, {"shop-unique": {0: 4, 1: 4}})
     (place / "commits" / "159").unlink()
     shop.pipeline.snapshot(report=said.append)
     assert said[0].startswith("the cut needed the newest 1 of the 1 micro-batches that Spark ret")
+
+
+def test_a_query_that_has_read_a_topic_of_the_pipeline_undeclared_fits_no_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position on that topic is not compared with any other."""
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    read = {"shop-unique": {0: 4, 1: 4}, "elsewhere": {0: 1}}
+    shop.commit("sums", 2, read)
+    assert isinstance(shop.pipeline.snapshot(), Manifest)
+    shop.commit("sums", 3, {**read, "shop-orders": {0: 4, 1: 4}})
+    outcome = shop.pipeline.snapshot()
+    assert isinstance(outcome, Abandoned)
+    assert "sums is no target of channel orders, and has read its topic shop-ord" in outcome.detail

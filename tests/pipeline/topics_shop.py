@@ -16,6 +16,7 @@ from stillframe.pipeline import Pipeline, kafka, kafka_channel, topic_records
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, KafkaRecord
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.query_batches import note_batch
 from stillframe.pipeline.topics import HEADER, counting, join_topic
 
 SERVERS = "broker.example:9092"
@@ -129,9 +130,19 @@ class Shop:
         for number in range(count):
             self.brokers.add(topic.topic, number % 2, label)
 
-    def commit(self, query: str, batch: int, read: Mapping[str, Mapping[int, int]]) -> None:
-        """Leave what Spark leaves of a micro-batch that ended at these offsets of topics. It was
-        planned a minute ago, or later by a second for each micro-batch before it."""
+    def commit(
+        self,
+        query: str,
+        batch: int,
+        read: Mapping[str, Mapping[int, int]],
+        *,
+        is_seen: bool = True,
+    ) -> None:
+        """Leave what Spark leaves of a micro-batch that ended at these offsets of topics, and the
+        driver, unless it ran the query without Stillframe. It was planned a minute ago, or later by
+        a second for each micro-batch before it."""
+        if is_seen:
+            note_batch(self.path, self.pipeline.epoch, query, batch)
         checkpoint = checkpoint_path(self.path, self.pipeline.epoch, query)
         offsets = json.dumps(
             {t: {str(p): at for p, at in ends.items()} for t, ends in read.items()}

@@ -32,6 +32,7 @@ from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.retained import shortage
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, join_topic
+from stillframe.spark import checkpoint_location, queries, to_channel
 from stillframe.spark import topics as spark_topics
 from stillframe.spark.queries import start_query
 from stillframe.spark.topics import (
@@ -138,10 +139,10 @@ def joined(pipeline: Pipeline, channel: str) -> Counting:
     return counting(pipeline.path, read_metadata(pipeline.path), topic)
 
 
-def rows(spark: SparkSession, *more: str) -> DataFrame:
-    """Return a streaming DataFrame like one of Spark's source for Kafka."""
+def rows(spark: SparkSession, *more: str, **options: str) -> DataFrame:
+    """Return a streaming DataFrame like one of Spark's source for Kafka, and with its options."""
     source = spark.readStream.format("rate").option("startingOffsets", "earliest")
-    return source.load().selectExpr(*SOURCE, *more)
+    return source.options(**options).load().selectExpr(*SOURCE, *more)
 
 
 def check(servers: str, topic: str) -> None:
@@ -324,6 +325,34 @@ def test_a_declared_log_that_is_not_read_is_refused(
     with pytest.raises(UsageError, match=words):
         start_query(frame, pipeline, "first")
     assert not checkpoint_path(pipeline.path, 1, "first").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (
+            None,
+            "query first of .* reads topic refx at .*subscribe='refx'.*, which is no channel of",
+        ),
+        ("elsewhere", "query first does not run at its checkpoint in the pipeline, .*: start it "),
+    ],
+)
+def test_a_query_that_its_program_starts_is_compared_in_its_first_micro_batch(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, place: str | None, words: str
+) -> None:
+    """``to_channel`` sees no DataFrame before that: it finds the query that runs at the checkpoint,
+    and the sources in its plan."""
+    own = counted(rows(spark, HEADERS), pipeline, "first", "in")
+    more = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "refx"}
+    frame = own.union(rows(spark, HEADERS, **more)).select("value")
+    append = to_channel(pipeline, "between", adopt=False)
+    try:
+        at = checkpoint_location(pipeline, "first") if place is None else str(tmp_path / place)
+        writer = frame.writeStream.foreachBatch(append).option("checkpointLocation", at)
+        with pytest.raises(PySparkException, match=words):
+            writer.start().awaitTermination()
+    finally:
+        queries._lent.pop((pipeline.path, "first"))[0].release()
 
 
 def test_a_frame_from_before_a_restore_is_refused(spark: SparkSession, pipeline: Pipeline) -> None:

@@ -35,6 +35,7 @@ from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.query_batches import unseen_sentences
 from stillframe.pipeline.restore import repeated_batch_counts
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
@@ -248,8 +249,11 @@ def status(
     not, and what they wait for."""
     pipeline = Pipeline(path)
     found = pipeline.status()
+    warnings = unseen_sentences(pipeline.path, read_metadata(pipeline.path))
+    for words in warnings:
+        output.report(words)
     if found is None:
-        output.answer({"snapshot": None})
+        output.answer({"snapshot": None, "warnings": warnings})
         flow = pipeline.dataflow
         is_found = flow.default_mode is Mode.RETAINED and not flow.in_memory
         output.report(RETAINED_STATUS if is_found else "no snapshot is pending")
@@ -271,6 +275,7 @@ def status(
         "mode": str(found.mode),
         "awaiting": [plain(one) | {"sentence": one.sentence()} for one in found.awaiting],
         "stragglers": [one.participant for one in found.stragglers],
+        "warnings": warnings,
     }
     output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
     output.report(_progress_summary(found, now))

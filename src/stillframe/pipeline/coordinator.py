@@ -46,6 +46,7 @@ from stillframe.pipeline.pending_snapshot import (
     SystemCut,
 )
 from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.query_batches import unseen_sentences
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
@@ -183,6 +184,8 @@ def _take(
             return outcome
         fragments = outcome
         if request.mode is Mode.RETAINED:
+            for words in unseen_sentences(book.root, book.metadata):
+                warn(words)
             cut = retained.record(
                 book.root, book.metadata, request.snapshot, fragments, deadline.until
             )

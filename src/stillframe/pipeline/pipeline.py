@@ -380,7 +380,8 @@ class Pipeline:
                 aligned snapshot waits while queries read a backlog.
             progress: called repeatedly while it is pending.
             report: receives a warning if, in mode ``retained``, the queries retain hardly enough
-                for a cut. By default it goes to standard error.
+                for a cut, or if one runs with neither ``start_query`` nor ``to_channel``. By
+                default it goes to standard error.
 
         Returns:
             the published snapshot, or why it was abandoned and who was missing.

@@ -178,8 +178,24 @@ class _Query:
 
     def read_ahead(self) -> None:
         """Read the newest plan, which a search looks at first."""
-        if self.versions and self._topics:
+        if self.versions:
             self._source_lines(self.versions[-1])
+
+    def check_declared(self, topics: Iterable[Topic]) -> None:
+        """Raise NotConsistent if the query has read one of these `topics` of the pipeline without
+        being a target of it: nothing says up to where."""
+        version = self.versions[-1] if self.versions else START
+        if version == START:
+            return
+        found = checkpoint.positions_in(self._source_lines(version), is_earlier=False)
+        own = {topic.topic for topic in self._topics}
+        if other := [one for one in topics if one.topic in found.keys() - own]:
+            raise NotConsistent(
+                f"query {self.name} is no target of channel {other[0].name}, and has read its "
+                f"topic {other[0].topic} in micro-batch {version}, so no cut can be consistent",
+                remedy=f"create a pipeline in another directory in which {self.name} is a target "
+                "of the channel, and let each query join it with start_query(adopt=...)",
+            )
 
     def _source_lines(self, version: int) -> list[str]:
         if version not in self._lines:
@@ -426,6 +442,8 @@ class _Search:
             for _ in self._mapped(_Query.read_ahead, queries):
                 pass
             looking.result()
+        for query in queries if flow.topics else ():
+            query.check_declared(flow.topics)
         for name in flow.participants:
             if name not in self._participants:
                 if (service := self._service(name)) is None:

@@ -211,6 +211,14 @@ class Counting(msgspec.Struct, frozen=True):
         )
         return f"CASE {' '.join(cases)} ELSE raise_error({strange}) END"
 
+    def is_condition(self, sql: str) -> bool:
+        """Return whether this is such a condition of the present epoch, as Spark prints it."""
+        return f"X'{self.ranges()[0].low[:_EPOCH_BYTES].hex().upper()}'" in sql
+
+    def is_condition_of_writer(self, sql: str) -> bool:
+        """Return whether this is such a condition of any epoch, as Spark prints it."""
+        return f"X'{self.record.writer.upper()}'" in sql
+
 
 def write_once(path: Location, content: msgspec.Struct) -> None:
     """Write a sealed file, unless it is there."""

@@ -35,8 +35,10 @@ from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
 from stillframe.pipeline.outages import Outages
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.query_batches import note_batch, note_start
 from stillframe.pipeline.query_runs import QueryRun, begin_run, current_run
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
+from stillframe.spark.kafka_sources import check_reads, plan_of, running_query
 from stillframe.spark.session import (
     add_package,
     check_reachable,
@@ -162,7 +164,8 @@ def to_channel(
 
     ``start_query`` does this for every channel that a query is declared to write; use it directly
     only where you start the query yourself, at ``checkpoint_location``. Until the program ends, no
-    other program may write this channel.
+    other program may write this channel. The first micro-batch fails if the query reads a topic
+    that it is not declared to read, or without ``counted``.
 
     Args:
         pipeline: the pipeline.
@@ -192,7 +195,7 @@ def to_channel(
         try:
             # Now no restore of the pipeline can happen any more.
             head = read_metadata(pipeline.path)
-            _lent[key] = lock, head, _begin_run(pipeline.path, head, source, adopt)
+            _lent[key] = lock, head, _begin_run(pipeline.path, head, source, adopt, _say)
         except BaseException:
             lock.release()
             raise
@@ -202,15 +205,18 @@ def to_channel(
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
         append = _own_topic_appender(head, topic, run, check, options or {})
-    is_checked = not head.dataflow.topics
+    checked: str | None = None
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
-        nonlocal is_checked
-        if not is_checked:
-            # Only now there is a session to look at.
-            check_topics_of(batch, pipeline.path, head, source)
-            is_checked = True
-        check()
+        nonlocal checked
+        if head.dataflow.topics:
+            # Only now there is a session to look at. The program may start the query repeatedly.
+            running = running_query(batch, source, checkpoint_address(run.checkpoint))
+            if checked != (this := running.runId().toString()):
+                check_topics_of(batch, pipeline.path, head, source)
+                check_reads(running.analyzedPlan(), pipeline.path, head, source)
+                checked = this
+        check(number)
         append(batch, number)
 
     return append_if_ours
@@ -304,7 +310,8 @@ def start_query(
     Raises:
         UsageError: there is no such query, or it writes nothing. It has no checkpoint, and its
             topic has records that it may have written. `frame` has no Stillframe source, one of
-            another query, or leaves out a channel that the query is declared to read. Its
+            another query, or leaves out a channel that the query is declared to read. It reads a
+            topic that the query is not declared to read, or without ``counted``. Its
             columns are not those of a channel that it writes. An option cannot be combined with
             snapshots. The session is one of Spark Connect.
         Damaged: its checkpoint was edited or deleted.
@@ -334,7 +341,7 @@ def start_query(
         _check_reading(frame, pipeline.path, head, query)
         check_reachable(spark := frame.sparkSession, checkpoint_address(pipeline.path))
         settled = settled_at(pipeline.path, query, spark, report) if topics else 0.0
-        begun = _begin_run(pipeline.path, head, query, adopt)
+        begun = _begin_run(pipeline.path, head, query, adopt, report)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
         appenders += [
             topic_appender(
@@ -433,9 +440,17 @@ class _Check:
         self._is_held = functools.partial(lock.check_held, "query", query)
         self._compare = topic_comparison(pipeline.path, pipeline.dataflow, query)
         self.outages = Outages(f"query {query}", report, self._is_held)
+        self._query = query
+        self._has_topics = bool(pipeline.dataflow.topics)
+        self._epoch: int | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, batch: int) -> None:
+        """Check it for a micro-batch that begins."""
         self.outages.through(self.now)
+        if self._has_topics:
+            # The lock is held: no restore begins another epoch.
+            self._epoch = self._epoch or read_metadata(self.root).epoch
+            note_batch(self.root, self._epoch, self._query, batch)
 
     def now(self) -> None:
         """As a call, but raise BrokerAway at once."""
@@ -448,7 +463,7 @@ class _Run:
     end while a Python sink is at work: the lock is held until that has returned, and no other
     micro-batch begins."""
 
-    def __init__(self, lock: Lock, query: str, check: Callable[[], None]) -> None:
+    def __init__(self, lock: Lock, query: str, check: Callable[[int], None]) -> None:
         self._lock = lock
         self._check = check
         self._query = query
@@ -464,7 +479,7 @@ class _Run:
                     f"micro-batch {number} of query {self._query} started after the end of its "
                     "run, and was not written: start the query again"
                 )
-            self._check()
+            self._check(number)
             yield
 
     def end(self) -> None:
@@ -492,7 +507,11 @@ def _hold(pipeline: Pipeline, query: str, lock: Lock) -> None:
 
 
 def _begin_run(
-    root: Location, head: Metadata, query: str, adopt: str | Literal[False] | None
+    root: Location,
+    head: Metadata,
+    query: str,
+    adopt: str | Literal[False] | None,
+    report: Callable[[str], object],
 ) -> QueryRun:
     """Return the run that starts now, and check the checkpoint that it continues, or adopts."""
     present = current_run(root, head.epoch, query).checkpoint
@@ -501,6 +520,7 @@ def _begin_run(
             check_is_new(root, head.dataflow, query)
         elif adopt is not False:
             checkpoint.adopt(locate(adopt), present)
+            note_start(root, head, query)
 
     def check(place: Location) -> None:
         check_checkpoint(root, head, query, place)
@@ -511,6 +531,8 @@ def _begin_run(
         run = current_run(root, head.epoch, query)
         check(run.checkpoint)
     check_positions(root, head.dataflow, query, run.checkpoint)
+    if (words := note_start(root, head, query)) is not None:
+        report(words)
     return run
 
 
@@ -614,6 +636,7 @@ def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str)
     """Refuse a DataFrame that does not read what the query is declared to read."""
     if head.dataflow.topics:
         check_topics_of(frame, root, head, query)
+        check_reads(plan_of(frame), root, head, query)
     # No barrier travels in a topic: a query that reads nothing else needs no source of ours.
     if head.dataflow.incoming(query) or not head.dataflow.topics:
         check_sources(frame, root, head, query)

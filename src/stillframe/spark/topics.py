@@ -39,6 +39,14 @@ from stillframe.pipeline.topics import (
     rejoin_topic,
 )
 from stillframe.spark.driver_process import take_over, wait_until, writer_of
+from stillframe.spark.kafka_sources import (
+    COMMITTED,
+    EARLIEST,
+    ISOLATION,
+    STARTING,
+    check_frame,
+    plan_of,
+)
 from stillframe.storage.location import Location
 
 _DELIVERY_S = 20.0
@@ -73,12 +81,6 @@ _FIXED = (
 )
 """Settings of a producer that decide what is written, where, and whether once. An interceptor may
 add a header after the label."""
-_ISOLATION = "kafka.isolation.level"
-_COMMITTED = "read_committed"
-_ON_LOSS = "failOnDataLoss"
-_STARTING = "startingOffsets"
-_EARLIEST = "earliest"
-_STARTING_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp")
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
 _AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeaderOrFollower|"
@@ -109,8 +111,9 @@ def counted(
 
     Args:
         frame: a streaming DataFrame of the topic alone, with all columns of the source and the
-            options of ``kafka_options``; of these it needs ``includeHeaders`` and
-            ``startingOffsets``, and if a service writes the topic, ``kafka.isolation.level``.
+            options of ``kafka_options``; of these it needs ``subscribe`` with this topic,
+            ``includeHeaders`` and ``startingOffsets``, and if a service writes the topic,
+            ``kafka.isolation.level``.
         pipeline: the pipeline.
         query: the name of the query that reads.
         channel: the name of the channel, made with ``stillframe.pipeline.kafka_channel``.
@@ -118,9 +121,10 @@ def counted(
 
     Raises:
         UsageError: there is no such query or channel, or the query is not a target of it. The
-            DataFrame has no headers. The topic does not keep its records. A service writes the
-            topic, and the DataFrame reads what was not committed. The DataFrame skips records that
-            Kafka has deleted, or those that are in the topic before the query starts.
+            DataFrame has no headers, or does not read this topic alone. The topic does not keep its
+            records. A service writes the topic, and the DataFrame reads what was not committed. The
+            DataFrame skips records that Kafka has deleted, or those that are in the topic before
+            the query starts.
         NotConsistent: the topic was deleted, or created again, since the pipeline has used it.
         Unavailable: Kafka does not answer.
     """
@@ -135,7 +139,7 @@ def counted(
             "needs all of the source, with its headers: set the source's option includeHeaders to "
             "true, and use counted before any other operator"
         )
-    _check_source(frame, topic, is_committed=topic.source in flow.services)
+    check_frame(plan_of(frame), pipeline.path, flow, query, topic)
     join_topics(pipeline.path, flow, query)
     wait_until(
         lambda: topic.source is None or has_joined(pipeline.path, topic),
@@ -148,40 +152,6 @@ def counted(
     if topic.source is None:
         return frame
     return frame.where(F.expr(counting(pipeline.path, metadata, topic).condition()))
-
-
-def _check_source(frame: DataFrame, topic: Topic, *, is_committed: bool) -> None:
-    """Refuse a DataFrame that skips deleted records, or does not start at the first that is left,
-    as far as its plan shows that. A query with a checkpoint continues there, but a restore may let
-    it start again. If a service writes the topic, only what `is_committed` counts: refuse one that
-    reads the records of aborted transactions. Their labels may be those of later ones."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001 - the only way
-    for leaf in (leaves.apply(number) for number in range(leaves.size())):
-        if leaf.getClass().getSimpleName() != "StreamingRelationV2":
-            continue
-        options = leaf.extraOptions()
-        if str(options.get(_ON_LOSS)).lower() == "false":
-            raise UsageError(
-                f"with {_ON_LOSS}=false the DataFrame of topic {topic.topic} would skip records "
-                f"that Kafka has deleted: leave out the source's option {_ON_LOSS}"
-            )
-        for name in _STARTING_BY_TIME:
-            if options.get(name) is not None:
-                raise UsageError(
-                    f"with {name} the DataFrame of topic {topic.topic} would skip records when the "
-                    f"query first starts: leave out the source's option {name}"
-                )
-        if str(options.get(_STARTING)).strip().lower() != _EARLIEST:
-            raise UsageError(
-                f"the DataFrame of topic {topic.topic} would skip the records that are there when "
-                f"the query first starts: set the source's option {_STARTING} to {_EARLIEST}"
-            )
-        if is_committed and options.get(_ISOLATION) != _COMMITTED:
-            raise UsageError(
-                f"service {topic.source} writes topic {topic.topic} in transactions, and the "
-                f"DataFrame would read records that it did not commit: set the source's option "
-                f"{_ISOLATION} to {_COMMITTED}"
-            )
 
 
 def join_topics(root: Location, flow: Dataflow, query: str) -> None:
@@ -497,8 +467,8 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
         **_client_options(topic),
         "subscribe": topic.topic,
         "includeHeaders": "true",
-        _ISOLATION: _COMMITTED,
-        _STARTING: _EARLIEST,
+        ISOLATION: COMMITTED,
+        STARTING: EARLIEST,
         **POLLED,
     }
 
@@ -599,7 +569,7 @@ def _written(
     options = {
         **_client_options(topic),
         "assign": json.dumps({topic.topic: sorted(spans)}),
-        _STARTING: json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
+        STARTING: json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
         "endingOffsets": json.dumps({topic.topic: {p: end for p, (_, end) in spans.items()}}),
         "includeHeaders": "true",
     }
