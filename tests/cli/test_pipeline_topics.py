@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.pipeline.known_topics import KnownTopics
 from stillframe.pipeline.locks import participant_lock
 from tests.cli.conftest import Call
 from tests.pipeline.topics_shop import Shop
@@ -152,6 +153,18 @@ def test_a_query_that_runs_without_stillframe_is_named(call: Call, topics: Shop)
     assert words in call("pipeline", "snapshot", topics.path).stderr
     topics.commit("sums", 3, {"shop-unique": {0: 6, 1: 6}})
     assert words not in call("pipeline", "status", topics.path).stdout
+
+
+def test_a_topic_that_was_created_again_is_reported(call: Call, topics: Shop) -> None:
+    """By all that says how the pipeline is, and by what would use its positions."""
+    channels = topics.pipeline.dataflow.topics
+    KnownTopics(topics.path, channels, lambda _: topics.brokers).adopt()
+    topics.brokers.ids["shop-totals"] = "another id"
+    words = "topic shop-totals was deleted and created again"
+    (warning,) = json.loads(call("pipeline", "status", topics.path, "--json").stdout)["warnings"]
+    assert words in warning
+    assert words in call("pipeline", "snapshot", topics.path).stdout
+    assert words in call("pipeline", "restore", topics.path, "--newest-consistent").stderr
 
 
 def test_a_snapshot_is_viewed_without_a_number_of_records_in_topics(

@@ -578,6 +578,18 @@ def test_a_topic_that_does_not_exist_is_named(broker: Broker) -> None:
             broker.end_offsets("absent")
 
 
+@pytest.mark.parametrize("partition", [0, 99])
+def test_records_that_a_topic_does_not_have_are_no_fault_of_the_login(
+    broker: Broker, topic: RandomTopic, partition: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of the broker: the topic ends before, or has no such partition."""
+    monkeypatch.setattr(kafka_module, "TIMEOUT_S", 0.3)
+    start = ends(topic).get(partition, 0) + 3
+    words = f"does not have the next record of partition {partition} any more"
+    with pytest.raises(NotConsistent, match=words):
+        list(broker.records(topic.name, {partition: (start, start + 2)}))
+
+
 def test_labels_of_another_pipeline_count_if_they_were_there_before(
     broker: Broker, topic: RandomTopic
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from stillframe.errors import NotConsistent
 from stillframe.model import Abandoned
 from stillframe.pipeline import Manifest
-from stillframe.pipeline.known_topics import KnownTopics, known_id
+from stillframe.pipeline.known_topics import KnownTopics, changed_topics, known_id
 from tests.pipeline.topics_shop import Shop
 
 
@@ -56,6 +56,37 @@ def test_positions_without_an_id_get_one_and_keep_it(shop: Shop) -> None:
     with pytest.raises(NotConsistent, match="shop-unique was deleted and created again"):
         KnownTopics(shop.path, [unique], lambda _: shop.brokers).adopt()
     assert known_id(shop.path, unique) == "the first id"
+
+
+def test_the_status_names_all_topics_that_are_others(shop: Shop) -> None:
+    """Those that no participant has used yet are not among them; brokers may be away."""
+    topics = shop.pipeline.dataflow.topics
+    used = map(shop.pipeline.dataflow.topic, ("orders", "unique"))
+    KnownTopics(shop.path, used, lambda _: shop.brokers).adopt()
+    assert changed_topics(shop.path, topics) == []
+    shop.brokers.ids |= dict.fromkeys((topic.topic for topic in topics), "another id")
+    orders, unique = changed_topics(shop.path, topics)
+    assert orders.startswith("topic shop-orders was deleted and created again")
+    assert unique.startswith("topic shop-unique was deleted and created again")
+    shop.brokers.why_away = "gone"
+    (away,) = changed_topics(shop.path, topics)
+    assert "not compared: Kafka at broker.example:9092 does not answer" in away
+
+
+def test_a_topic_that_is_created_again_during_a_search_is_named(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found in it then is explained by that."""
+    KnownTopics(shop.path, shop.pipeline.dataflow.topics, lambda _: shop.brokers).adopt()
+
+    def lost(*found: object, **how: object) -> None:
+        shop.brokers.ids["shop-unique"] = "another id"
+        raise NotConsistent("topic shop-unique does not have the next record")
+
+    monkeypatch.setattr(shop.brokers, "records", lost)
+    refused = shop.pipeline.snapshot()
+    assert isinstance(refused, Abandoned)
+    assert "shop-unique was deleted and created again" in refused.detail
 
 
 def test_of_two_topics_with_one_name_the_first_one_is_known(shop: Shop) -> None:

@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,9 +133,14 @@ def batch_of(**settings: str) -> DataFrame:
     ids=["not counted", "speculation", "retained"],
 )
 def test_a_micro_batch_is_not_written_where_its_query_would_not_start(
-    tmp_path: Path, query: str, settings: dict[str, str], message: str
+    tmp_path: Path,
+    query: str,
+    settings: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What ``to_channel`` returned refuses the first micro-batch as ``start_query`` the query."""
+    monkeypatch.setattr(queries, "running_query", lambda *where: SimpleNamespace(runId=uuid.uuid4))
     pipeline = Pipeline.create(
         tmp_path / "own",
         queries=["start", "pong"],

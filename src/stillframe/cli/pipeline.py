@@ -30,6 +30,7 @@ from stillframe.errors import (
 from stillframe.json_values import plain
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.coordinator import abandoned_snapshots, periodically
+from stillframe.pipeline.known_topics import changed_topics
 from stillframe.pipeline.locks import coordinator_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
@@ -246,10 +247,12 @@ def status(
     watch: bool = flag("--watch", "Follow the snapshot until it ends. Exit 1 if it was abandoned."),
 ) -> None:
     """Show the progress of the pending snapshot: which participants have recorded, which have
-    not, and what they wait for."""
+    not, and what they wait for. Name queries that run without Stillframe, and topics that were
+    created again."""
     pipeline = Pipeline(path)
     found = pipeline.status()
     warnings = unseen_sentences(pipeline.path, read_metadata(pipeline.path))
+    warnings += changed_topics(pipeline.path, pipeline.dataflow.topics)
     for words in warnings:
         output.report(words)
     if found is None:

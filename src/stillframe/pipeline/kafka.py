@@ -19,6 +19,7 @@ from stillframe.errors import NotConsistent, StillframeError, Unavailable, Usage
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
 from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord, decode_label
+from stillframe.protocol.topic_positions import record_lost
 
 TIMEOUT_S = 15.0
 """How long a broker may take to answer."""
@@ -41,6 +42,8 @@ _PASSING = (
 """Errors that end when all have heard which broker has a partition now."""
 _ABSENT = "UNKNOWN_TOPIC_OR_PART"
 """There is no such topic, or the broker that was asked has not heard of it yet."""
+_NO_RECORD = "_AUTO_OFFSET_RESET"
+"""A partition begins after an offset, or ends before it."""
 _QUICK: dict[str, Any] = {
     # A few records at a time are wanted, at once. A broker answers in order: the next request
     # would wait as long as one that has reached the end of its partition.
@@ -168,8 +171,11 @@ class Connection:
             )
 
     def is_record(self, message: Any, topic: str) -> bool:
-        """Return whether a message is a record; it may be news that is no error."""
+        """Return whether a message is a record; it may be news that is no error. NotConsistent says
+        that the partition does not have the next record."""
         if (error := message.error()) is not None and error.name() not in _HARMLESS:
+            if error.name() == _NO_RECORD:
+                raise record_lost(topic, message.partition(), None)
             raise self.failed(error, topic, "READ")
         return error is None
 
@@ -411,7 +417,7 @@ class Broker(Connection):
             messages = consumed(consumer, _POLL_S)
             self.check_login()
             if not messages and time.monotonic() > until:
-                raise self.does_not_answer(f"topic {topic} sends no record")
+                raise self._sends_nothing(topic, left)
             if messages:
                 check()
             for message in messages:
@@ -427,6 +433,13 @@ class Broker(Connection):
             if messages:
                 # Only now: the caller may take its time with each record.
                 until = time.monotonic() + TIMEOUT_S
+
+    def _sends_nothing(self, topic: str, left: Mapping[int, int]) -> StillframeError:
+        """Return the error that no record has come, although some are `left` to be read."""
+        ends = self.end_offsets(topic)
+        if short := [partition for partition, end in left.items() if ends.get(partition, 0) < end]:
+            return record_lost(topic, short[0], None)
+        return self.does_not_answer(f"topic {topic} sends no record")
 
     def follow(
         self,

@@ -5,18 +5,19 @@
 One file decides for all positions on a topic, whatever stores them: ledgers, checkpoints of Spark,
 records of services, snapshots, and readers outside the pipeline. It is written before the first of
 them, and never changed. A pipeline of Stillframe 0.2 gets it at the next start of a participant.
-The id is compared before a participant starts, before what it has read takes effect, and for each
-snapshot.
+The id is compared before a participant starts, before what it has read takes effect, for each
+snapshot, and for the status of the pipeline.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
+from stillframe.errors import NotConsistent, StillframeError
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import Broker
+from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.topics import TOPICS, write_once
 from stillframe.protocol.topic_positions import HeldTopic, check_id, starts
 from stillframe.storage.files import below, mapped
@@ -107,20 +108,46 @@ class KnownTopics:
             UsageError: there is no such topic.
             Unavailable: Kafka does not answer.
         """
+        for topic, now in self._present(self._ids, operation):
+            self._ids[topic] = check_id(topic.topic, now, self._ids[topic])
+
+    def differences(self) -> Iterator[str]:
+        """Yield what ``compare`` says of each topic that was deleted or created again; raises
+        Unavailable if Kafka does not answer."""
+        for topic, now in self._present([topic for topic, known in self._ids.items() if known]):
+            try:
+                check_id(topic.topic, now, self._ids[topic])
+            except NotConsistent as error:
+                yield str(error)
+
+    def _present(
+        self, topics: Iterable[Topic], operation: str = "DESCRIBE"
+    ) -> Iterator[tuple[Topic, str | None]]:
         by_broker: dict[Broker, list[Topic]] = {}
-        for topic in self._ids:
+        for topic in topics:
             by_broker.setdefault(self._broker_of(topic), []).append(topic)
-        for broker, topics in by_broker.items():
-            known = {topic.topic for topic in topics if self._ids[topic]}
+        for broker, some in by_broker.items():
+            known = {topic.topic for topic in some if self._ids[topic]}
             now = broker.topic_ids(
-                [topic.topic for topic in topics], known=known, operation=operation
+                [topic.topic for topic in some], known=known, operation=operation
             )
-            for topic in topics:
-                self._ids[topic] = check_id(topic.topic, now[topic.topic], self._ids[topic])
+            yield from ((topic, now[topic.topic]) for topic in some)
 
     def id_of(self, topic: Topic) -> str:
         """Return the id that a topic must have; empty if it is not known."""
         return self._ids[topic]
+
+
+def changed_topics(root: Location, topics: Iterable[Topic]) -> list[str]:
+    """Return a sentence about each topic that was deleted or created again since a participant has
+    joined; and one if its brokers do not say."""
+    found: list[str] = []
+    try:
+        with brokers() as broker_of:
+            found += KnownTopics(root, topics, broker_of).differences()
+    except StillframeError as error:
+        found.append(f"the ids of the topics were not compared: {error}")
+    return found
 
 
 def _path(root: Location, topic: Topic) -> Location:

@@ -352,8 +352,19 @@ class _Search:
 
     def cut(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
         """Return the newest cut."""
-        flow = self._metadata.dataflow
         self._known.compare()
+        try:
+            found = self._found(snapshot)
+        except NotConsistent:
+            # A topic that was created again since explains that.
+            self._known.compare()
+            raise
+        # All that was found is of these topics if they are still there.
+        self._known.compare()
+        return found
+
+    def _found(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
+        flow = self._metadata.dataflow
         if (absent := self._read_versions()) is not None:
             return absent
         versions = {name: self._usable(one) for name, one in self._participants.items()}
@@ -368,8 +379,6 @@ class _Search:
         if isinstance(line, NoLine):
             return self._not_found(line)
         topics = tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics))
-        # All that was found is of these topics if they are still there.
-        self._known.compare()
         now = time.time()
         participants = self._participants.items()
 

@@ -13,7 +13,6 @@ import msgspec
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.pipeline.kafka import TIMEOUT_S, BrokerAway, Connection, consumed
-from stillframe.protocol.topic_positions import record_lost
 
 TRANSACTION_S = 60.0
 """Timeout after which a broker aborts a transaction whose writer has crashed. Until then its
@@ -259,8 +258,6 @@ class TopicReader:
         found = []
         for message in consumed(self._consumer, wait_s):
             error = message.error()
-            if error is not None and error.name() == "_AUTO_OFFSET_RESET":
-                raise record_lost(message.topic(), message.partition(), None)
             if error is not None and error.retriable():
                 continue
             if self._connection.is_record(message, message.topic()):

@@ -212,7 +212,7 @@ def to_channel(
         if head.dataflow.topics:
             # Only now there is a session to look at. The program may start the query repeatedly.
             running = running_query(batch, source, checkpoint_address(run.checkpoint))
-            if checked != (this := running.runId().toString()):
+            if checked != (this := str(running.runId())):
                 check_topics_of(batch, pipeline.path, head, source)
                 check_reads(running.analyzedPlan(), pipeline.path, head, source)
                 checked = this
