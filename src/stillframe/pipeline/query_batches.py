@@ -53,8 +53,8 @@ def note_start(root: Location, metadata: Metadata, query: str) -> str | None:
 
 
 def unseen_sentences(root: Location, metadata: Metadata) -> list[str]:
-    """Return a sentence about each query of which Spark committed micro-batches that Stillframe has
-    not seen, if the pipeline has topics."""
+    """Return a sentence about each query with committed micro-batches that Stillframe has not
+    seen, if the pipeline has topics."""
     if not metadata.dataflow.topics:
         return []
     queries = metadata.dataflow.queries

@@ -69,14 +69,14 @@ def sources_in(plan: Any) -> Iterator[StreamingSource]:
     """
     pending: list[tuple[Any, tuple[str, ...]]] = [(plan, ())]
     while pending:
-        node, conditions = pending.pop()
-        kind = node.getClass().getSimpleName()
-        children = node.children()
+        part, conditions = pending.pop()
+        kind = part.getClass().getSimpleName()
+        children = part.children()
         if kind == "Filter":
-            conditions = (*conditions, node.condition().sql())
-        elif not children.size() and node.isStreaming() and kind != "CTERelationRef":
+            conditions = (*conditions, part.condition().sql())
+        elif not children.size() and part.isStreaming() and kind != "CTERelationRef":
             # What a reference refers to is in the plan as well.
-            yield StreamingSource(_options_of(node, kind), conditions)
+            yield StreamingSource(_options_of(part, kind), conditions)
         pending += [(children.apply(number), conditions) for number in range(children.size())]
 
 
@@ -105,8 +105,8 @@ def plan_of(frame: DataFrame) -> Any:
 
 
 def running_query(batch: DataFrame, query: str, checkpoint: str) -> Any:
-    """Return Spark's object for the query of which this is a micro-batch. The plan of the
-    micro-batch itself does not show where it comes from.
+    """Return Spark's object for the query that runs this micro-batch. The plan of the micro-batch
+    itself does not show where it comes from.
 
     Raises:
         UsageError: no query that runs in this session has this checkpoint.
