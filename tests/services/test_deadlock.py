@@ -2,10 +2,12 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
+import fastapi
+import httpx
 import pytest
 
 from stillframe.detect.call_waits import (
@@ -24,8 +26,11 @@ from stillframe.protocol.calls import (
     RequestHeader,
 )
 from stillframe.services.agent import SERVING, Agent, Message, ObservedLock
+from stillframe.services.attachment import observe_application
+from stillframe.services.http_client import ObservedTransport
 from tests.nightly import Figure, by_night, seeds
-from tests.services.deployment import SECRET
+from tests.services.deployment import SECRET, address, listening
+from tests.services.servers import client_transport, served
 
 NAMES = "ABC"
 TARGETS = {name: f"{name.lower()}:1" for name in NAMES}
@@ -518,3 +523,122 @@ def test_holders_are_not_known_after_another_task_has_released_a_lock() -> None:
     assert len({*both}) == 2
     assert other == ("",)
     assert mine[0] == "" != mine[1]
+
+
+async def pay() -> str:
+    """Serve a request."""
+    return "paid"
+
+
+def in_dependency(app: fastapi.FastAPI, lock: ObservedLock) -> None:
+    """Acquire a lock before the endpoint begins."""
+
+    async def locked() -> AsyncIterator[None]:
+        async with lock:
+            yield
+
+    app.post("/pay", dependencies=[fastapi.Depends(locked)])(pay)
+
+
+def in_middleware(app: fastapi.FastAPI, lock: ObservedLock) -> None:
+    """Acquire it in middleware outside of that of the agent."""
+
+    @app.middleware("http")
+    async def locked(request: fastapi.Request, call_next: Any) -> Any:
+        async with lock:
+            return await call_next(request)
+
+    app.post("/pay")(pay)
+
+
+def in_middleware_inside(app: fastapi.FastAPI, lock: ObservedLock) -> None:
+    """Acquire it in middleware inside."""
+    in_middleware(app, lock)
+    app.user_middleware.append(app.user_middleware.pop(0))
+
+
+def behind_middleware(app: fastapi.FastAPI, lock: ObservedLock) -> None:
+    """Acquire it in another task than the one that has read the request."""
+
+    @app.middleware("http")
+    async def passing(request: fastapi.Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+    in_dependency(app, lock)
+
+
+def mounted(make: Callable[[fastapi.FastAPI, ObservedLock], None]) -> Any:
+    """Return what makes an application that is mounted."""
+
+    def in_mounted(app: fastapi.FastAPI, lock: ObservedLock) -> None:
+        inner = fastapi.FastAPI()
+        make(inner, lock)
+        app.mount("", inner)
+
+    return in_mounted
+
+
+@pytest.mark.parametrize("server_count", [1, 2], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_dependency,
+        in_middleware,
+        in_middleware_inside,
+        behind_middleware,
+        mounted(in_dependency),
+        mounted(in_middleware),
+    ],
+    ids=["dependency", "middleware", "inside", "behind", "mounted", "mounted middleware"],
+)
+def test_a_request_that_waits_before_its_endpoint_begins_is_part_of_a_deadlock(
+    make: Callable[[fastapi.FastAPI, ObservedLock], None], server_count: int
+) -> None:
+    """It has arrived, and is not accepted. Two clients with the same request are no duplicate."""
+
+    async def run() -> Observation:
+        listener, app = listening(), fastapi.FastAPI()
+        agent = Agent("S", dict, secret=SECRET, targets=[target := address(listener)])
+        lock = agent.lock("x")
+        observe_application(app, agent)
+        make(app, lock)
+        collector = Collector()
+        collector.joined(agent.rules.name, 0)
+        transport = ObservedTransport(agent, client_transport())
+
+        async def hold() -> None:
+            async with lock:
+                await client.post(f"http://{target}/pay")
+
+        async with served(app, listener), httpx.AsyncClient(transport=transport) as client:
+            holding = asyncio.create_task(hold())
+            others = [
+                asyncio.create_task(client.post(f"http://{target}/pay"))
+                for _ in range(server_count - 1)
+            ]
+            while len(lock.record().waiting) < server_count:  # noqa: ASYNC110 - a lock has no event
+                await asyncio.sleep(0)
+            collector.begin()
+            fragment = agent.rules.meet(1)
+            assert fragment is not None
+            result = collector.add(fragment)
+            holding.cancel()
+            await asyncio.gather(holding, *others, return_exceptions=True)
+        # All have ended, so none is listed.
+        assert agent.arrivals == {}
+        assert result is not None
+        return result[0]
+
+    found = find_call_deadlock(asyncio.run(run()))
+    assert found is not None
+    assert len(found.rings[0]) == 2
+    assert len(found.waits) == 2 * server_count
+    sentences = sorted(map(str, found.waits.values()))
+    assert re.fullmatch(
+        r"S-\w+ runs S-\w+/\d+ and waits for the answer of S-\w+ to POST /pay \(S-\w+#\d\)",
+        sentences[0],
+    )
+    assert re.fullmatch(
+        r"S-\w+ serves POST /pay \(S-\w+#\d\) and waits for the lock 'x', which S-\w+/\d+ holds",
+        sentences[-1],
+    )

@@ -36,7 +36,7 @@ COLUMNS = {
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
     "answer_counts highest_accepted received dropped targets lost dropped_count partial",
-    "state": "encoded held conserved locks task_waits ignored_count",
+    "state": "encoded held conserved locks task_waits ignored_count arrivals",
     "located": "call record place served",
     "record": "number target carries serving retirement_count is_awaited was_answered stream "
     "details was_sent",

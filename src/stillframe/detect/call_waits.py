@@ -71,28 +71,34 @@ class CallDeadlock(msgspec.Struct, frozen=True):
 
 def served_by_activities(observation: Observation) -> dict[str, str]:
     """Return the call that each activity serves, such as ``POST /pay (shop-125f1f4a#3)``."""
-    return {
+    found = {
         served.details.activity: f"{served.details.name} ({served.call})"
         for fragment in observation.fragments.values()
         for served in fragment.served
         if not served.number
     }
+    arrivals = _arrivals(observation)
+    for located in observation.calls:
+        for _, activity in arrivals.get(str(located.call), ()):
+            found.setdefault(activity, f"{located.record.details.name} ({located.call})")
+    return found
 
 
 def waits_of(observation: Observation) -> dict[str, ActivityWait]:
     """Return what each blocked activity waits for, by its name."""
     serving = served_by_activities(observation)
+    arrivals = _arrivals(observation)
     found = {}
     for located in observation.calls:
-        if _blocks(located):
+        if (serves := _blocking(located, arrivals)) is not None:
             details = located.record.details
-            [(server, served)] = located.served
+            server, activity = serves
             found[details.activity] = ActivityWait(
                 details.activity,
                 located.call.caller,
                 serving.get(details.activity, ""),
                 f"the answer of {server} to {details.name} ({located.call})",
-                (served.details.activity,),
+                (activity,),
                 details.began_at,
                 details.deadline,
             )
@@ -114,14 +120,31 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
     return found
 
 
-def _blocks(located: Located) -> bool:
-    """Return whether a call blocks the activity that made it. A request that was delivered twice
-    may be answered by either instance. An application may call itself in one task."""
-    if located.place is not CallPlace.SERVED or len(located.served) != 1:
-        return False
-    [(_, served)] = located.served
+def _arrivals(observation: Observation) -> dict[str, list[tuple[str, str]]]:
+    """Return the instances at which each call has arrived without being accepted, each with the
+    activity that will serve it."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, fragment in observation.fragments.items():
+        for arrival in fragment.state.arrivals:
+            found.setdefault(arrival.call, []).append((name, arrival.activity))
+    return found
+
+
+def _blocking(
+    located: Located, arrivals: Mapping[str, list[tuple[str, str]]]
+) -> tuple[str, str] | None:
+    """Return the instance and its activity that block the activity which made a call; None if they
+    do not. A request that was delivered twice may be answered by either instance. An application
+    may call itself in one task."""
+    by = [(server, served.details.activity) for server, served in located.served]
+    if located.place in (CallPlace.REQUESTED, CallPlace.OUTSIDE):
+        by = arrivals.get(str(located.call), [])
+    elif located.place is not CallPlace.SERVED:
+        return None
     waiting = located.record.details.activity if located.record.is_awaited else ""
-    return bool(waiting) and served.details.activity not in ("", waiting)
+    if len(by) != 1 or not waiting or by[0][1] in ("", waiting):
+        return None
+    return by[0]
 
 
 def find_call_deadlock(observation: Observation) -> CallDeadlock | None:

@@ -72,6 +72,19 @@ class TaskWait(msgspec.Struct, frozen=True):
     awaits: tuple[str, ...]
 
 
+class Arrival(msgspec.Struct, frozen=True):
+    """A request that has reached an instance and is not accepted, as while a dependency of its
+    endpoint waits.
+
+    Attributes:
+        call: the call, such as ``shop-125f1f4a#3``.
+        activity: the activity that will serve it.
+    """
+
+    call: str
+    activity: str
+
+
 class InstanceState(msgspec.Struct, frozen=True):
     """The state that an instance captures.
 
@@ -83,6 +96,7 @@ class InstanceState(msgspec.Struct, frozen=True):
         task_waits: the waits of tasks for other tasks.
         ignored_count: how many headers were ignored so far, since they were not made with the
             secret, or belong elsewhere.
+        arrivals: the requests that have arrived and are not accepted.
     """
 
     encoded: bytes
@@ -91,6 +105,7 @@ class InstanceState(msgspec.Struct, frozen=True):
     locks: tuple[Lock, ...] = ()
     task_waits: tuple[TaskWait, ...] = ()
     ignored_count: Count = 0
+    arrivals: tuple[Arrival, ...] = ()
 
 
 def service_of(instance: str) -> str:

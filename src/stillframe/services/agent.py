@@ -20,6 +20,7 @@ from stillframe.model import DECODING_ERRORS, check_process_id
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.protocol.activities import (
     NUMBER_MAX,
+    Arrival,
     CallDetails,
     InstanceState,
     Lock,
@@ -165,6 +166,7 @@ class Agent:
         self._reasons: dict[object, Callable[[], str]] = {}
         self._once: dict[str, None] = {}
         self.open_ends: set[CallEnd] = set()
+        self.arrivals: dict[Arriving, None] = {}
         self._renamed: set[CallEnd] | None = None
         self.threads = ThreadSteps()
 
@@ -403,6 +405,13 @@ class Agent:
         with self.threads.between() as held_by_threads:
             return self._capture_between_steps(held_by_threads)
 
+    def _arrived(self) -> Iterator[Arrival]:
+        """Yield the requests that have arrived and are not accepted."""
+        for one in self.arrivals:
+            header = self.headers.decode(RequestHeader, one.text)
+            if header is not None and one.task is not None and not one.task.done():
+                yield Arrival(str(header.call), self.activity_of(one.task))
+
     def _capture_between_steps(self, held_by_threads: list[Amounts]) -> Captured:
         held: dict[str, int] = {}
         for amounts in (*self._held.values(), *held_by_threads):
@@ -434,7 +443,8 @@ class Agent:
             partial.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
         state = InstanceState(
-            encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count
+            *(encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count),
+            arrivals=tuple(self._arrived()),
         )
         return Captured(state, tuple(utf8(one) for one in partial if one))
 
@@ -449,6 +459,14 @@ class Agent:
         if hasattr(self._state, "__dict__"):
             return vars(self._state)
         return self._state
+
+
+class Arriving:
+    """A request that is not accepted yet: the text of its header, and the task that has it."""
+
+    def __init__(self, text: str, task: asyncio.Task[Any] | None) -> None:
+        self.text = text
+        self.task = task
 
 
 class ObservedLock:

@@ -39,7 +39,14 @@ from typing import Any
 import msgspec
 
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import BODY_BYTES_MAX, SERVING, Agent, IncomingCall, Message
+from stillframe.services.agent import (
+    BODY_BYTES_MAX,
+    SERVING,
+    Agent,
+    Arriving,
+    IncomingCall,
+    Message,
+)
 from stillframe.services.headers import NAME
 from stillframe.services.thread_steps import IN_THREAD, ThreadCall
 
@@ -60,6 +67,7 @@ _AGENT = "stillframe.agent"
 """The name in a scope of the agent that the request takes part by."""
 _TWO_AGENTS = "an application and one that is mounted in it have an agent each: attach once"
 _SERVED: ContextVar["_ServedCall | None"] = ContextVar("stillframe_served", default=None)
+_ARRIVING: ContextVar[Arriving | None] = ContextVar("stillframe_arriving", default=None)
 _OF_FRAMEWORKS = ("starlette.middleware.exceptions", "fastapi.middleware.asyncexitstack")
 """The modules of middleware that does not suspend."""
 
@@ -107,18 +115,19 @@ class ObservedApplication:
         elif kind != "http":
             await self._application(scope, receive, send)
         elif (header := self._header(scope)) is not None:
-            await self._serve(scope, receive, send, header)
+            with _arriving(self._agent, scope) as arriving:
+                await self._serve(scope, receive, send, header, arriving)
         else:
             await self._serve_unobserved(scope, receive, send)
 
     def _header(self, scope: Scope) -> RequestHeader | None:
-        for name, value in scope["headers"]:
-            if name == _NAME:
-                header = self._agent.headers.decode(RequestHeader, value.decode("latin-1"))
-                if header is None:
-                    self._agent.ignored_count += 1
-                return header
-        return None
+        text = _text_in(scope)
+        if text is None:
+            return None
+        header = self._agent.headers.decode(RequestHeader, text)
+        if header is None:
+            self._agent.ignored_count += 1
+        return header
 
     async def _serve_unobserved(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request without a header. It is not a part of a call that the task serves, whose
@@ -139,7 +148,12 @@ class ObservedApplication:
             threads.end(call)
 
     async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, header: RequestHeader
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        header: RequestHeader,
+        arriving: Arriving,
     ) -> None:
         agent = self._agent
         body, rest = await _read(receive, has_length=_LENGTH in dict(scope["headers"]))
@@ -154,6 +168,7 @@ class ObservedApplication:
             request,
             send,
             scope.get(_FAILED),
+            arriving=arriving,
             is_whole=not is_long and not (is_gone and _has_body(scope)),
             may_have_acted=lambda: not is_gone or self._may_act_unnoticed(scope),
         )
@@ -211,6 +226,7 @@ class _ServedCall:
         send: Send,
         failed: list[_FailedCall] | None,
         *,
+        arriving: Arriving,
         is_whole: bool,
         may_have_acted: Callable[[], bool],
     ) -> None:
@@ -218,6 +234,7 @@ class _ServedCall:
         self._may_have_acted = may_have_acted
         self._agent = agent
         self._failed = failed
+        self._arriving = arriving
         self._header: RequestHeader | None = header
         self._incoming: IncomingCall | None = None
         self._request = request
@@ -255,6 +272,7 @@ class _ServedCall:
         """Accept the request, unless it is accepted."""
         if self._header is not None:
             header, self._header = self._header, None
+            self._agent.arrivals.pop(self._arriving, None)
             self._incoming = self._agent.accept(
                 header, self._request, is_whole=self._is_whole, task=self._task
             )
@@ -352,10 +370,12 @@ class ObservedErrors:
 
     Args:
         application: the application, which has an `ObservedApplication` inside.
+        agent: the agent of this instance.
     """
 
-    def __init__(self, application: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, application: Callable[..., Awaitable[None]], agent: Agent) -> None:
         self._application = application
+        self._agent = agent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection or a request."""
@@ -371,10 +391,41 @@ class ObservedErrors:
             await send(event)
 
         try:
-            await self._application({**scope, _FAILED: failed}, receive, with_header)
+            # Middleware before the `ObservedApplication` may wait.
+            with _arriving(self._agent, scope, is_first=True):
+                await self._application({**scope, _FAILED: failed}, receive, with_header)
         finally:
             while failed:
                 failed.pop()[0].answer(None)
+
+
+@contextlib.contextmanager
+def _arriving(agent: Agent, scope: Scope, *, is_first: bool = False) -> Iterator[Arriving]:
+    """List a request as arrived while the body runs, until it is accepted. Middleware may pass it
+    on to another task, which lists it instead."""
+    text, task = _text_in(scope) or "", asyncio.current_task()
+    known = None if is_first else _ARRIVING.get()
+    if known is not None and known.text == text:
+        known.task = task
+        yield known
+        return
+    arriving = Arriving(text, task)
+    token = _ARRIVING.set(arriving)
+    if text:
+        agent.arrivals[arriving] = None
+    try:
+        yield arriving
+    finally:
+        agent.arrivals.pop(arriving, None)
+        _ARRIVING.reset(token)
+
+
+def _text_in(scope: Scope) -> str | None:
+    """Return the header of a request."""
+    for name, value in scope["headers"]:
+        if name == _NAME:
+            return str(value.decode("latin-1"))
+    return None
 
 
 def _answer_to(request: Message, start: Event, body: bytes) -> Message:

@@ -123,7 +123,7 @@ def observe_application(app: Any, agent: Agent) -> None:
         Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=_hooked(app))
     )
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: ObservedErrors(build())
+    app.build_middleware_stack = lambda: ObservedErrors(build(), agent)
 
 
 def connected_agent(
