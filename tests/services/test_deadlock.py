@@ -525,6 +525,60 @@ def test_holders_are_not_known_after_another_task_has_released_a_lock() -> None:
     assert mine[0] == "" != mine[1]
 
 
+def test_a_request_that_waits_for_a_connection_is_part_of_a_deadlock() -> None:
+    """The task that has the only one waits for an endpoint, and that for a lock of the other
+    task."""
+
+    async def run() -> tuple[Observation, InstanceFragment | None]:
+        listener, app = listening(), fastapi.FastAPI()
+        agent = Agent("S", dict, secret=SECRET, targets=[target := address(listener)])
+        lock = agent.lock("x")
+        observe_application(app, agent)
+        in_dependency(app, lock)
+        collector = Collector()
+        collector.joined(agent.rules.name, 0)
+        limits = httpx.Limits(max_connections=1)
+        transport = ObservedTransport(agent, httpx.AsyncHTTPTransport(limits=limits))
+        held, go = asyncio.Event(), asyncio.Event()
+        async with served(app, listener), httpx.AsyncClient(transport=transport) as client:
+
+            async def order() -> None:
+                await client.post(f"http://{target}/pay")
+
+            async def hold() -> None:
+                async with lock:
+                    held.set()
+                    await go.wait()
+                    await order()
+
+            holding = asyncio.create_task(hold())
+            await held.wait()
+            ordering = asyncio.create_task(order())
+            while not lock.record().waiting:  # noqa: ASYNC110 - a lock has no event for it
+                await asyncio.sleep(0)
+            go.set()
+            while transport.connections() is None:  # noqa: ASYNC110 - nor has httpx
+                await asyncio.sleep(0)
+            collector.begin()
+            fragment = agent.rules.meet(1)
+            assert fragment is not None
+            result = collector.add(fragment)
+            holding.cancel()
+            await asyncio.gather(holding, ordering, return_exceptions=True)
+        assert result is not None
+        return result[0], agent.rules.meet(2)
+
+    observation, after = asyncio.run(run())
+    found = find_call_deadlock(observation)
+    assert found is not None
+    assert len(found.rings[0]) == 3
+    assert "waits for the lock 'connections of httpx', which S-" in " ".join(
+        map(str, found.waits.values())
+    )
+    assert after is not None
+    assert after.state.locks == ()
+
+
 async def pay() -> str:
     """Serve a request."""
     return "paid"

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -167,6 +167,7 @@ class Agent:
         self._once: dict[str, None] = {}
         self.open_ends: set[CallEnd] = set()
         self.arrivals: dict[Arriving, None] = {}
+        self.pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         self._renamed: set[CallEnd] | None = None
         self.threads = ThreadSteps()
 
@@ -441,7 +442,11 @@ class Agent:
             raise
         except BaseException as error:  # noqa: BLE001 - the same
             partial.append(f"its state could not be captured: {describe(error)}")
-        locks = tuple(lock.record() for lock in self._locks if lock.is_held)
+        pools = (one.connections() for one in self.pools)
+        locks = (
+            *(lock.record() for lock in self._locks if lock.is_held),
+            *(lock for lock in pools if lock is not None),
+        )
         state = InstanceState(
             *(encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count),
             arrivals=tuple(self._arrived()),
@@ -459,6 +464,14 @@ class Agent:
         if hasattr(self._state, "__dict__"):
             return vars(self._state)
         return self._state
+
+
+class Pool(Protocol):
+    """A pool of connections, for whose end requests may wait."""
+
+    def connections(self) -> Lock | None:
+        """Return the tasks that have its connections, and those that wait for one; None if none
+        waits."""
 
 
 class Arriving:

@@ -6,12 +6,15 @@ such as a stream of events, or that is too long: it accepts its start, and obser
 until the caller has closed it. The same holds for the body of a request.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 
 from stillframe.errors import UsageError, check_kind
+from stillframe.protocol.activities import Lock
 from stillframe.protocol.calls import AnswerHeader
 from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message, OutgoingCall
 from stillframe.services.headers import NAME
@@ -20,6 +23,9 @@ from stillframe.services.targets import target_at
 _OF_GATEWAYS = (502, 503, 504)
 """With these, a gateway says that it had no answer."""
 _WITHOUT_BODY = (204, 304)
+_NAME = NAME.encode()
+_CONNECTIONS = "connections of httpx"
+"""The name of the connections of a pool, among the locks of an instance."""
 _NOTHING_WAS_SENT = (httpx.PoolTimeout, httpx.ConnectTimeout, httpx.ConnectError)
 
 
@@ -43,6 +49,20 @@ class ObservedTransport(httpx.AsyncBaseTransport):
         check_kind("transport", transport, wanted, "a transport of httpx.AsyncClient")
         self._agent = agent
         self._transport = transport or httpx.AsyncHTTPTransport()
+        self._callers: dict[str, asyncio.Task[Any]] = {}
+        agent.pools.add(self)
+
+    def connections(self) -> Lock | None:
+        """Return the tasks that have the connections of the pool, and those that wait for one; None
+        if none waits. httpx has no function for this, and other transports have no such pool."""
+        pool = getattr(self._transport, "_pool", None)
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for one in getattr(pool, "_requests", ()):
+            texts = (text for name, text in one.request.headers if name.lower() == _NAME)
+            task = self._callers.get(next(texts, b"").decode("latin-1"))
+            found[one.is_queued()].append("" if task is None else self._agent.activity_of(task))
+        waiting = tuple(filter(None, found[True]))
+        return Lock(_CONNECTIONS, tuple(found[False]), waiting) if waiting else None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer."""
@@ -77,6 +97,8 @@ class ObservedTransport(httpx.AsyncBaseTransport):
             finally:
                 call.close()
         request.headers[NAME] = header
+        if (task := asyncio.current_task()) is not None and is_whole:
+            self._callers[header] = task
         try:
             with (
                 contextlib.nullcontext()
@@ -99,6 +121,7 @@ class ObservedTransport(httpx.AsyncBaseTransport):
         finally:
             # httpx copies the headers of a request that it repeats at another address.
             del request.headers[NAME]
+            self._callers.pop(header, None)
         self._end(call, response)
         if not is_answer_whole:
             response.stream = _UncolouredStream(agent, response.stream, path)
