@@ -1,18 +1,25 @@
 """Cuts in what is retained, while Spark deletes old micro-batches and drivers are replaced."""
 
 import shutil
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, Unavailable
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
+from stillframe.pipeline.kafka import KafkaRecord
+from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.storage.location import Location
 from tests.pipeline.topics_shop import Shop
+
+Ranges = Mapping[int, tuple[int, int]]
 
 
 @pytest.fixture
@@ -107,3 +114,40 @@ def test_a_query_that_has_read_a_topic_of_the_pipeline_undeclared_fits_no_cut(
     outcome = shop.pipeline.snapshot()
     assert isinstance(outcome, Abandoned)
     assert "sums is no target of channel orders, and has read its topic shop-ord" in outcome.detail
+
+
+def test_staleness_counts_from_what_was_planned_or_has_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planned micro-batch that is not committed counts, and the first record that is not read. If
+    that cannot be read, it has come after the micro-batch before."""
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    at = shop.began_at
+
+    def left_out_at() -> float:
+        """Return since when something has been left out of a snapshot of now."""
+        monkeypatch.setattr(time, "time", lambda: at + 100)
+        taken = shop.pipeline.snapshot()
+        assert isinstance(taken, Manifest)
+        assert taken.staleness_s is not None
+        return at + 100 - taken.staleness_s
+
+    assert left_out_at() == pytest.approx(at + 100)
+    shop.commit("sums", 2, {"shop-unique": {0: 6, 1: 6}})
+    commits = checkpoint_path(shop.path, 1, "sums") / "commits"
+    (commits / "2").unlink()
+    assert left_out_at() == pytest.approx(at + 2)
+    (commits / "2").write_text("v1\n{}")
+    shop.brokers.now_ms = int(1000 * (at + 40))
+    shop.send("unique", 2, 2)
+    assert left_out_at() == pytest.approx(at + 40, abs=0.001)
+    read = shop.brokers.records
+
+    def refuse(topic: str, ranges: Ranges, **how: Any) -> Iterator[KafkaRecord]:
+        if topic == "shop-orders":
+            raise Unavailable("Kafka does not allow the operation READ")
+        return read(topic, ranges, **how)
+
+    monkeypatch.setattr(shop.brokers, "records", refuse)
+    assert left_out_at() == pytest.approx(at + 2)

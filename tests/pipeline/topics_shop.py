@@ -24,7 +24,7 @@ SERVERS = "broker.example:9092"
 
 class Records(Broker):
     """Brokers whose topics are in memory: topic -> partition -> records. They answer no one while
-    `why_away` says why."""
+    `why_away` says why. A record that arrives has the time `now_ms`."""
 
     def __init__(self) -> None:
         self._first = {}
@@ -32,6 +32,7 @@ class Records(Broker):
         self.why_away = ""
         self.asked: list[str] = []
         self.ids: dict[str, str] = {}
+        self.now_ms = 0
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -40,7 +41,7 @@ class Records(Broker):
         """Append a record."""
         records = self.topics.setdefault(topic, {0: [], 1: []})[partition]
         headers = () if label is None else ((HEADER, label),)
-        records.append(KafkaRecord(partition, len(records), b"k", b"v", headers, 0))
+        records.append(KafkaRecord(partition, len(records), b"k", b"v", headers, self.now_ms))
 
     def look_at(self, topics: Sequence[str]) -> None:
         """Do nothing: asking takes no time here."""

@@ -2,9 +2,15 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import promql_parser
@@ -12,6 +18,8 @@ import pytest
 import yaml
 
 from stillframe.imports import load_topology
+from stillframe.pipeline import retained
+from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
@@ -20,7 +28,9 @@ from stillframe.store.store import Store
 from stillframe.store.writer import local
 from stillframe.watch.metrics import OBSERVATIONS
 from stillframe.watch.observation_target import ObservationTarget
+from stillframe.watch.pipeline_target import PipelineTarget
 from tests.calm import BANK
+from tests.pipeline.topics_shop import Shop
 from tests.watch.endpoint import Endpoint
 from tests.watch.observed import publish, ring
 from tests.watch.scraping import watching
@@ -103,8 +113,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             found.setdefault(name, set()).update(label for label, _ in labels)
         return found
 
-    with endpoint.open():
-        return asyncio.run(main())
+    with endpoint.open(), pytest.MonkeyPatch.context() as patched:
+        shop = Shop(directory / "shop.pipeline", patched)
+        shop.run()
+        shop.pipeline.snapshot()
+        return asyncio.run(main()) | {name: set() for name in figures(shop)}
+
+
+def figures(shop: Shop) -> dict[str, float]:
+    """Return the metrics without labels of a pipeline."""
+    metrics = asyncio.run(PipelineTarget(shop.path).metrics())
+    samples = [one for family in metrics.collect() for one in family.samples]
+    return {one.name: one.value for one in samples if not one.labels}
 
 
 def check(query: str, told: dict[str, set[str]]) -> set[str]:
@@ -136,6 +156,72 @@ def test_every_alert_asks_for_what_there_is(told: dict[str, set[str]]) -> None:
         assert set(re.findall(r"\{\{ \$labels\.(\w+) \}\}", words)) <= may_have
         assert re.fullmatch(r"Stillframe[A-Za-z]+", rule["alert"])
         assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+
+
+QUERY = """
+import json, os, sys, time
+checkpoint, first, *ends = sys.argv[1:]
+for step, _ in enumerate(sys.stdin):
+    batch, is_planned = int(first) + step // 2, step % 2 == 0
+    offsets = json.dumps({"shop-orders": {"0": int(ends[step // 2]), "1": int(ends[step // 2])}})
+    plan = json.dumps({"batchTimestampMs": int(1000 * time.time())})
+    path = f"{checkpoint}/{'offsets' if is_planned else 'commits'}/{batch}"
+    with open(path, "x") as file:
+        file.write(f"v1\\n{plan}\\n{offsets}" if is_planned else "v1\\n{}")
+    print(flush=True)
+"""
+"""A program that plans a micro-batch, or commits it, for each line that it reads."""
+
+
+@pytest.mark.parametrize("step_count", [0, 1])
+def test_a_stopped_query_raises_an_alert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_count: int
+) -> None:
+    """In a micro-batch, and between two of them, when records arrive that it does not read. What it
+    does once it runs again ends the alert."""
+    (rule,) = [one for one in rules() if one["alert"] == "StillframeStale"]
+    metric, limit = rule["expr"].split(" > ")
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    place = checkpoint_path(shop.path, shop.pipeline.epoch, "dedup")
+    words = [sys.executable, "-c", QUERY, str(place), "3", "8", "10", "10"]
+
+    def stale_s(later_s: float = 0.0) -> float:
+        """Return what the metric shows if a snapshot is taken so much later."""
+        with monkeypatch.context() as patched:
+            now = time.time() + later_s
+            clock = SimpleNamespace(time=lambda: now, monotonic=time.monotonic, sleep=time.sleep)
+            patched.setattr(retained, "time", clock)
+            shop.pipeline.snapshot(report=lambda words: None)
+        return figures(shop)[metric]
+
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as query:
+        assert query.stdin is not None
+        assert query.stdout is not None
+
+        def go(count: int) -> None:
+            """Let the query take some steps."""
+            query.stdin.write(b"\n" * count)  # type: ignore[union-attr]
+            query.stdin.flush()  # type: ignore[union-attr]
+
+        def wait(count: int) -> None:
+            """Wait until it has taken them."""
+            for _ in range(count):
+                assert query.stdout.readline()  # type: ignore[union-attr]
+
+        go(2 + step_count)
+        wait(2 + step_count)
+        assert stale_s() < float(limit)
+        query.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(query.pid, os.WUNTRACED)[1])
+        shop.brokers.now_ms = int(1000 * time.time())
+        shop.send("orders", 4)
+        go(4 - step_count)
+        assert stale_s(2 * float(limit)) > float(limit)
+        query.send_signal(signal.SIGCONT)
+        wait(4 - step_count)
+        assert stale_s(2 * float(limit)) == 0.0
+        query.stdin.close()
 
 
 def test_every_metric_of_observations_has_a_panel() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, StoreError
+from stillframe.errors import NotConsistent, StillframeError, StoreError
 from stillframe.model import Reason, SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
@@ -63,7 +63,8 @@ class RetainedCut(msgspec.Struct, frozen=True):
         fragments: what each query and service recorded.
         topics: where the cut lies on each topic.
         staleness_s: how long ago the first micro-batch was planned, or the first transaction
-            committed, that is not part of it; 0 if the newest one of each participant is.
+            committed, that is not part of it. If a participant has neither, how long ago the first
+            record that it has not read arrived in a topic. 0 if there is nothing of all that.
         warning: a sentence if a query retains hardly enough for a cut to be found; else None.
     """
 
@@ -151,8 +152,11 @@ class _Participant(Protocol):
         """Return its position on the partitions of each topic that it is declared to read. With
         `is_earlier` it has read everything before that; else it has read nothing after it."""
 
-    def staleness_s(self, version: int, now: float) -> float:
-        """Return how long ago the version after this one began; 0 if there is none."""
+    def next_began_at(self, version: int) -> float | None:
+        """Return when the version after this one began, finished or not; None if it has not."""
+
+    def chosen_at(self, version: int) -> float | None:
+        """Return when a version began; None if that is not known."""
 
     def recorded(self, version: int) -> dict[str, Any]:
         """Return its state in a version, as members of a fragment."""
@@ -230,12 +234,13 @@ class _Query:
             )
         return {topic.name: found.get(topic.topic, {}) for topic in self._topics}
 
-    def staleness_s(self, version: int, now: float) -> float:
-        """See ``_Participant``; the next micro-batch counts if it is committed."""
-        if version == self.versions[-1]:
-            return 0.0
-        planned_at = checkpoint.planned_at(self.checkpoint, version + 1)
-        return 0.0 if planned_at is None else max(0.0, now - planned_at)
+    def next_began_at(self, version: int) -> float | None:
+        """See ``_Participant``: when Spark planned the next micro-batch."""
+        return checkpoint.planned_at(self.checkpoint, version + 1)
+
+    def chosen_at(self, version: int) -> float | None:
+        """See ``_Participant``."""
+        return checkpoint.planned_at(self.checkpoint, version)
 
     def recorded(self, version: int) -> dict[str, Any]:
         """See ``_Participant``."""
@@ -278,10 +283,14 @@ class _Service:
             return self._entries[version].positions
         return self._beginning.topic_positions or {}
 
-    def staleness_s(self, version: int, now: float) -> float:
-        """See ``_Participant``."""
+    def next_began_at(self, version: int) -> float | None:
+        """See ``_Participant``: when the next transaction was committed."""
         later = next((one for number, one in self._entries.items() if number > version), None)
-        return 0.0 if later is None else max(0.0, now - later.recorded_at)
+        return None if later is None else later.recorded_at
+
+    def chosen_at(self, version: int) -> float | None:
+        """See ``_Participant``."""
+        return self._entries[version].recorded_at if version in self._entries else None
 
     def recorded(self, version: int) -> dict[str, Any]:
         """See ``_Participant``."""
@@ -311,9 +320,13 @@ class _Recorded:
         """See ``_Participant``."""
         return {}
 
-    def staleness_s(self, version: int, now: float) -> float:
+    def next_began_at(self, version: int) -> float | None:
         """See ``_Participant``."""
-        return 0.0
+        return None
+
+    def chosen_at(self, version: int) -> float | None:
+        """See ``_Participant``."""
+        return self.fragment.recorded_at
 
     def recorded(self, version: int) -> dict[str, Any]:
         """See ``_Participant``."""
@@ -379,18 +392,43 @@ class _Search:
         if isinstance(line, NoLine):
             return self._not_found(line)
         topics = tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics))
+        left_out_at = self._left_out_at(line, topics)
         now = time.time()
         participants = self._participants.items()
-
-        def stale_s(name: str) -> float:
-            return self._participants[name].staleness_s(line.versions[name], now)
-
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
             topics=topics,
-            staleness_s=max(self._mapped(stale_s, self._participants)),
+            staleness_s=0.0 if left_out_at is None else max(0.0, now - left_out_at),
             warning=self._shortage(line) if flow.topics else None,
         )
+
+    def _left_out_at(self, line: Line, topics: Iterable[TopicCut]) -> float | None:
+        """Return when the first of all began that is not in a cut; None if nothing is left out."""
+
+        def next_began_at(name: str) -> float | None:
+            return self._participants[name].next_began_at(line.versions[name])
+
+        began = dict(zip(line.versions, self._mapped(next_began_at, line.versions), strict=True))
+        found = [at for at in began.values() if at is not None]
+        for cut in topics:
+            for target in cut.positions:
+                if began[target] is None:
+                    found += self._arrivals(cut, target, line.versions[target])
+        return min(found, default=None)
+
+    def _arrivals(self, cut: TopicCut, target: str, version: int) -> list[float]:
+        """Return when the first records arrived that a target has not read, by their timestamps. If
+        they cannot be read, it is when its version began: they have arrived since."""
+        read = cut.positions[target]
+        ranges = {p: (read.get(p, 0), read.get(p, 0) + 1) for p, end in cut.ends.items()}
+        unread = {p: one for p, one in ranges.items() if one[0] < cut.ends[p]}
+        topic = self._metadata.dataflow.topic(cut.channel)
+        try:
+            records = list(self._broker_of(topic).records(topic.topic, unread))
+        except StillframeError:
+            at = self._participants[target].chosen_at(version)
+            return [] if at is None else [at]
+        return [one.timestamp_ms / 1000 for one in records if one.timestamp_ms > 0]
 
     def _shortage(self, line: Line) -> str | None:
         queries = [one for one in self._participants.values() if isinstance(one, _Query)]

@@ -171,7 +171,8 @@ class Manifest(
         channels: where the cut lies on each channel that is a log, for each target.
         topics: where it lies on each channel that is a topic of Kafka.
         staleness_s: in mode retained, how long before the snapshot the first micro-batch was
-            planned that is not part of it; 0 if the newest one of each query is. None in others.
+            planned that is not part of it, or, if none was, the first unread record arrived in a
+            topic; 0 if nothing is left out. None in others.
     """
 
     # Always written: a default that is made is none to msgspec.

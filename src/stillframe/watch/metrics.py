@@ -259,8 +259,8 @@ PIPELINES = {
     ),
     "last_snapshot_staleness_seconds": _gauge(
         "seconds",
-        "Of the last published snapshot, in mode retained: how old the first micro-batch was that "
-        "is not part of it.",
+        "Of the last published snapshot, in mode retained: the age of the first planned "
+        "micro-batch, or else unread record, that is not part of it.",
     ),
 }
 
