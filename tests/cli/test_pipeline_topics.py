@@ -26,7 +26,8 @@ def test_a_snapshot_is_retained_by_default(call: Call, topics: Shop) -> None:
     result = call("pipeline", "snapshot", topics.path)
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
     assert re.fullmatch(
-        r"snapshot shop-1: retained, epoch 1, staleness 0 ms, recorded in .*, published after .*\n",
+        r"snapshot shop-1: retained, epoch 1, staleness 0 ms, data age 0 ms, recorded in .*, "
+        r"published after .*\n",
         result.stderr,
     )
     topics.lose("dedup")
@@ -47,11 +48,11 @@ def test_the_list_has_the_staleness(call: Call, topics: Shop) -> None:
     topics.pipeline.savepoint("gold")
     result = call("pipeline", "list", topics.path)
     head, _, row, _ = result.stdout.splitlines()
-    assert head.split()[-5:] == ["staleness", "in", "transit", "duplicates", "size"]
+    assert head.split()[-7:] == ["staleness", "data", "age", "in", "transit", "duplicates", "size"]
     assert row.split()[:4] == ["shop-1", "gold", "present", "retained"]
-    assert row.split()[-5:-2] == ["0", "ms", "0"]
+    assert row.split()[-7:-2] == ["0", "ms", "0", "ms", "0"]
     (listed,) = json.loads(call("pipeline", "list", topics.path, "--json").stdout)["snapshots"]
-    assert listed["staleness_s"] == 0.0
+    assert (listed["staleness_s"], listed["data_age_s"]) == (0.0, 0.0)
 
 
 def test_the_newest_consistent_point_is_restored_in_one_step(call: Call, topics: Shop) -> None:

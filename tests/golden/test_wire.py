@@ -101,6 +101,7 @@ def test_every_optional_field_has_a_value() -> None:
         "Messages.marker",
         "Dataflow.logs",
         "Dataflow.topics",  # a pipeline has one kind of channel here
+        "Manifest.data_age_s",  # only with topics
         "Manifest.staleness_s",  # only in mode retained
         "Manifest.topics",
         "OsProcess.space",  # nor this one

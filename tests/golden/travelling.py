@@ -400,6 +400,7 @@ SEALED: dict[str, msgspec.Struct] = {
         files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
         topics=(TopicCut("sales", {"audit": {0: 5, 1: 6}}, {0: 8, 1: 9}, "an id"),),
         staleness_s=0.5,
+        data_age_s=1.5,
     ),
     "topic": TopicRecord(writer="0123456789abcdef", first_offsets={0: 5, 1: 6}),
     "topic of a ledger": LedgerTopic(topic="stillframe-shop-till-0123456789abcdef"),

@@ -31,6 +31,7 @@ MODES = ("aligned", "unaligned", "at-least-once", "retained")
 TOPIC = {"name", "topic", "servers", "source", "targets", "has_unique_keys"}
 TOPIC_CUT = {"channel", "positions", "ends"}
 LABEL = struct.Struct(">8sIQ")
+AGES = {"staleness_s": None, "data_age_s": None}
 MANIFEST = (
     "format snapshot name epoch mode initiated_at completed_at published_at dataflow segments "
     "batches fragments systems channels files"
@@ -147,7 +148,7 @@ class Reader:
     def manifest(self, snapshot: str) -> Row:
         """Return a manifest, whose files, books and records are right."""
         directory = self.root / "snapshots" / snapshot
-        manifest = self.unseal(directory / "manifest.json", MANIFEST, topics=[], staleness_s=None)
+        manifest = self.unseal(directory / "manifest.json", MANIFEST, topics=[], **AGES)
         require(id_of(manifest["snapshot"]) == snapshot, f"{snapshot} is another")
         require(manifest["mode"] in MODES, f"{snapshot} has the mode {manifest['mode']}")
         self.check(manifest)
@@ -176,6 +177,7 @@ class Reader:
         require(all(found == TOPIC_CUT for found in members), f"topics of {snapshot}")
         is_retained = manifest["mode"] == "retained"
         require((manifest["staleness_s"] is not None) == is_retained, f"staleness of {snapshot}")
+        require((manifest["data_age_s"] is not None) == bool(topics), f"data age of {snapshot}")
         require(is_retained or not topics, f"{snapshot} has the mode {manifest['mode']}")
         return manifest
 

@@ -96,7 +96,7 @@ def read_with_stillframe(root: Path) -> dict[str, Any]:
     return {
         "metadata": plain(metadata),
         "manifests": {
-            name: {"topics": [], "staleness_s": None} | plain(one)
+            name: {"topics": [], "staleness_s": None, "data_age_s": None} | plain(one)
             for name, one in manifests.items()
         },
         "logs": {log.name: rows(pipeline.records(log.name)) for log in metadata.dataflow.logs},

@@ -123,7 +123,7 @@ def test_staleness_counts_from_what_was_planned_or_has_arrived(
     that cannot be read, it has come after the micro-batch before."""
     shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
     shop.run()
-    at = shop.began_at
+    at, ages = shop.began_at, list[float | None]()
 
     def left_out_at() -> float:
         """Return since when something has been left out of a snapshot of now."""
@@ -131,6 +131,7 @@ def test_staleness_counts_from_what_was_planned_or_has_arrived(
         taken = shop.pipeline.snapshot()
         assert isinstance(taken, Manifest)
         assert taken.staleness_s is not None
+        ages.append(taken.data_age_s)
         return at + 100 - taken.staleness_s
 
     assert left_out_at() == pytest.approx(at + 100)
@@ -151,3 +152,4 @@ def test_staleness_counts_from_what_was_planned_or_has_arrived(
 
     monkeypatch.setattr(shop.brokers, "records", refuse)
     assert left_out_at() == pytest.approx(at + 2)
+    assert ages == [0.0, 0.0, pytest.approx(60, abs=0.001), pytest.approx(98, abs=0.001)]

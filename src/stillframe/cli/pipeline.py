@@ -233,7 +233,9 @@ def published(manifest: Manifest) -> str:
 
 
 def _staleness(manifest: Manifest) -> str:
-    return f"staleness {quantities.duration(manifest.staleness_s or 0.0)}"
+    age_s = manifest.data_age_s
+    age = "" if age_s is None else f", data age {quantities.duration(age_s)}"
+    return f"staleness {quantities.duration(manifest.staleness_s or 0.0)}{age}"
 
 
 def twice(manifest: Manifest) -> str:
@@ -417,9 +419,12 @@ def list_snapshots(path: PipelinePath) -> None:
 def _list_columns(
     manifests: list[Manifest], marks: Mapping[SnapshotId, str]
 ) -> output.Columns[Manifest]:
-    """Return the columns of the list; that of the staleness if any snapshot has one."""
-    staleness: output.Columns[Manifest] = {"staleness": _staleness_cell}
-    has_staleness = any(manifest.staleness_s is not None for manifest in manifests)
+    """Return the columns of the list; staleness and age of the data if any snapshot has them."""
+    staleness: dict[str, Callable[[Manifest], object]] = {}
+    if any(manifest.staleness_s is not None for manifest in manifests):
+        staleness["staleness"] = lambda manifest: _duration_cell(manifest.staleness_s)
+    if any(manifest.data_age_s is not None for manifest in manifests):
+        staleness["data age"] = lambda manifest: _duration_cell(manifest.data_age_s)
     return {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),
@@ -429,7 +434,7 @@ def _list_columns(
         "published": lambda manifest: quantities.moment(manifest.published_at),
         "epoch": lambda manifest: str(manifest.epoch),
         "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
-        **(staleness if has_staleness else {}),
+        **staleness,
         "in transit": lambda manifest: None if manifest.topics else manifest.record_count,
         "duplicates": attrgetter("duplicate_count"),
         "size": lambda manifest: quantities.size(manifest.bytes),
@@ -471,13 +476,17 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
         **{name: getattr(manifest, name) for name in ("name", "epoch", *_TIMES, *_COUNTS)},
         "mode": str(manifest.mode),
         "unaligned": manifest.unaligned,
-        **({} if manifest.staleness_s is None else {"staleness_s": manifest.staleness_s}),
+        **{
+            name: value
+            for name in ("staleness_s", "data_age_s")
+            if (value := getattr(manifest, name)) is not None
+        },
         "byte_count": manifest.bytes,
     }
 
 
-def _staleness_cell(manifest: Manifest) -> str | None:
-    return None if manifest.staleness_s is None else quantities.duration(manifest.staleness_s)
+def _duration_cell(duration_s: float | None) -> str | None:
+    return None if duration_s is None else quantities.duration(duration_s)
 
 
 def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:

@@ -308,6 +308,7 @@ def pipeline_snapshot_document(
             row for cut in manifest.topics[:CHANNELS_MAX] for row in _topic_rows(manifest, cut)
         ],
         "staleness_s": manifest.staleness_s,
+        "data_age_s": manifest.data_age_s,
         "systems": [
             {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
             for cut in manifest.systems

@@ -193,7 +193,11 @@ def _take(
                 return Abandoned(request.snapshot, cut.reason, (cut.participant,), cut.sentence)
             book.check()
             fragments = cut.fragments
-            more = {"topics": cut.topics, "staleness_s": cut.staleness_s}
+            more = {
+                "topics": cut.topics,
+                "staleness_s": cut.staleness_s,
+                "data_age_s": cut.data_age_s,
+            }
             if cut.warning is not None:
                 warn(cut.warning)
         manifest = _checked_manifest(book, request, fragments, completed_at=time.time(), **more)

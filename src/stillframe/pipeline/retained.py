@@ -65,12 +65,15 @@ class RetainedCut(msgspec.Struct, frozen=True):
         staleness_s: how long ago the first micro-batch was planned, or the first transaction
             committed, that is not part of it. If a participant has neither, how long ago the first
             record that it has not read arrived in a topic. 0 if there is nothing of all that.
+        data_age_s: how long ago the first record arrived in a topic that its target has not read at
+            the cut; 0 if there is none. None without topics.
         warning: a sentence if a query retains hardly enough for a cut to be found; else None.
     """
 
     fragments: dict[str, ParticipantFragment]
     topics: tuple[TopicCut, ...]
     staleness_s: float
+    data_age_s: float | None = None
     warning: str | None = None
 
 
@@ -392,33 +395,41 @@ class _Search:
         if isinstance(line, NoLine):
             return self._not_found(line)
         topics = tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics))
-        left_out_at = self._left_out_at(line, topics)
+        arrived = self._arrivals(line, topics)
+        left_out = self._left_out(line, arrived)
         now = time.time()
         participants = self._participants.items()
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
             topics=topics,
-            staleness_s=0.0 if left_out_at is None else max(0.0, now - left_out_at),
+            staleness_s=max(0.0, now - min(left_out, default=now)),
+            data_age_s=max(0.0, now - min(arrived.values(), default=now)) if topics else None,
             warning=self._shortage(line) if flow.topics else None,
         )
 
-    def _left_out_at(self, line: Line, topics: Iterable[TopicCut]) -> float | None:
-        """Return when the first of all began that is not in a cut; None if nothing is left out."""
+    def _left_out(self, line: Line, arrived: Mapping[str, float]) -> list[float]:
+        """Return when that began which is not in a cut: for each participant its next version, or
+        else the first record that has `arrived` and is not read."""
 
         def next_began_at(name: str) -> float | None:
             return self._participants[name].next_began_at(line.versions[name])
 
-        began = dict(zip(line.versions, self._mapped(next_began_at, line.versions), strict=True))
-        found = [at for at in began.values() if at is not None]
+        began = zip(line.versions, self._mapped(next_began_at, line.versions), strict=True)
+        found = (arrived.get(name) if at is None else at for name, at in began)
+        return [at for at in found if at is not None]
+
+    def _arrivals(self, line: Line, topics: Iterable[TopicCut]) -> dict[str, float]:
+        """Return when the first record arrived, by its timestamp, that each target has not read."""
+        found: dict[str, float] = {}
         for cut in topics:
             for target in cut.positions:
-                if began[target] is None:
-                    found += self._arrivals(cut, target, line.versions[target])
-        return min(found, default=None)
+                for at in self._arrived_at(cut, target, line.versions[target]):
+                    found[target] = min(at, found.get(target, at))
+        return found
 
-    def _arrivals(self, cut: TopicCut, target: str, version: int) -> list[float]:
-        """Return when the first records arrived that a target has not read, by their timestamps. If
-        they cannot be read, it is when its version began: they have arrived since."""
+    def _arrived_at(self, cut: TopicCut, target: str, version: int) -> list[float]:
+        """Return when the first records of a topic arrived that a target has not read. If they
+        cannot be read, it is when its version began: they have arrived since."""
         read = cut.positions[target]
         ranges = {p: (read.get(p, 0), read.get(p, 0) + 1) for p, end in cut.ends.items()}
         unread = {p: one for p, one in ranges.items() if one[0] < cut.ends[p]}

@@ -173,6 +173,8 @@ class Manifest(
         staleness_s: in mode retained, how long before the snapshot the first micro-batch was
             planned that is not part of it, or, if none was, the first unread record arrived in a
             topic; 0 if nothing is left out. None in others.
+        data_age_s: how long before the snapshot the first record arrived in a topic that its target
+            has not read at the cut; 0 if there is none. None without topics.
     """
 
     # Always written: a default that is made is none to msgspec.
@@ -193,6 +195,7 @@ class Manifest(
     files: tuple[PinnedFile, ...]
     topics: tuple[TopicCut, ...] = ()
     staleness_s: float | None = None
+    data_age_s: float | None = None
 
     def fragment(self, participant: str) -> ParticipantFragment:
         """Return what one participant recorded; UsageError if there is no such participant."""

@@ -262,6 +262,11 @@ PIPELINES = {
         "Of the last published snapshot, in mode retained: the age of the first planned "
         "micro-batch, or else unread record, that is not part of it.",
     ),
+    "last_snapshot_data_age_seconds": _gauge(
+        "seconds",
+        "Of the last published snapshot, with topics: how long the first record that its target "
+        "had not read had been in its topic.",
+    ),
 }
 
 SECTIONS = {

@@ -252,6 +252,7 @@ class PipelineTarget(Target):
                 metrics.put("last_snapshot_size_bytes", row["bytes"])
                 metrics.put("last_snapshot_messages", row["message_count"])
                 metrics.put("last_snapshot_staleness_seconds", row["staleness_s"])
+                metrics.put("last_snapshot_data_age_seconds", row["data_age_s"])
 
 
 def _published_sentence(manifest: Manifest) -> str:

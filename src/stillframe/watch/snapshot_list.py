@@ -212,6 +212,7 @@ def pipeline_row(manifest: Manifest) -> dict[str, Any]:
         "bytes": manifest.bytes,
         "message_count": None if manifest.topics else manifest.record_count,
         "staleness_s": manifest.staleness_s,
+        "data_age_s": manifest.data_age_s,
         "duplicate_count": manifest.duplicate_count,
         "savepoints": [] if manifest.name is None else [manifest.name],
         "systems": [

@@ -46,6 +46,7 @@ function snapshotFacts(snapshot) {
     snapshot.pause_s === undefined ? null : ["Longest pause", duration(snapshot.pause_s)],
     snapshot.mode === undefined ? null : ["Mode", snapshot.mode],
     typeof snapshot.staleness_s === "number" ? ["Staleness", duration(snapshot.staleness_s)] : null,
+    typeof snapshot.data_age_s === "number" ? ["Data age", duration(snapshot.data_age_s)] : null,
     ["Size", `${bytes(snapshot.bytes)}${snapshot.mode !== undefined ? "" : snapshot.bases.length > 0 ? ", incremental" : ", full"}`],
     snapshot.bases.length > 0 ? ["Based on", `${snapshot.bases.join(", ")} (a chain of ${snapshot.chain_length})`] : null,
     snapshot.savepoints.length > 0 ? ["Savepoint", snapshot.savepoints.join(", ")] : null,
