@@ -635,8 +635,8 @@ def _of_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) ->
 def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
     """Refuse a DataFrame that does not read what the query is declared to read."""
     if head.dataflow.topics:
-        check_topics_of(frame, root, head, query)
         check_reads(plan_of(frame), root, head, query)
+        check_topics_of(frame, root, head, query)
     # No barrier travels in a topic: a query that reads nothing else needs no source of ours.
     if head.dataflow.incoming(query) or not head.dataflow.topics:
         check_sources(frame, root, head, query)
