@@ -13,6 +13,7 @@ from stillframe.protocol.activities import NUMBER_MAX, CallDetails
 from stillframe.protocol.calls import (
     SILENT,
     Acknowledgement,
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -36,7 +37,12 @@ class Pair:
     def __init__(self, *names: str, kept_count_max: int = 10) -> None:
         self.money: dict[str, int] = dict.fromkeys(names or ("A", "B"), 100)
         self.instances = {
-            name: Instance(name, partial(self.capture, name), kept_count_max=kept_count_max)
+            name: Instance(
+                name,
+                partial(self.capture, name),
+                amounts=partial(self.amounts, name),
+                kept_count_max=kept_count_max,
+            )
             for name in self.money
         }
         self.collector = Collector()
@@ -46,6 +52,10 @@ class Pair:
     def capture(self, name: str) -> Captured:
         """Return the money of an instance."""
         return Captured(self.money[name])
+
+    def amounts(self, name: str) -> dict[str, int]:
+        """Return the money of an instance, by unit."""
+        return {"EUR": self.money[name]}
 
     @property
     def caller(self) -> Instance:
@@ -93,8 +103,9 @@ class Pair:
         return result
 
     def total(self, observation: Observation) -> int:
-        """Return the money in states, in transit and lost."""
+        """Return the money in states, at rest, in transit and lost."""
         states: int = sum(fragment.state for fragment in observation.fragments.values())
+        states += sum(amounts["EUR"] for amounts in observation.ended.values())
         return states + observation.outside_states().get("EUR", 0)
 
 
@@ -106,6 +117,21 @@ def places(observation: Observation) -> dict[int, CallPlace]:
 def kept(fragments: Iterable[InstanceFragment]) -> int:
     """Return how many calls and answers instances keep."""
     return sum(len(one.calls) + len(one.served) for one in fragments)
+
+
+def start(pair: Pair, name: str, amount: int) -> None:
+    """Start an instance that has money."""
+    pair.money[name] = amount
+    pair.instances[name] = Instance(name, partial(pair.capture, name))
+    pair.collector.joined(name, 0, began_with={"EUR": amount})
+
+
+def decided(pair: Pair) -> Observation:
+    """Return the observation after somebody has decided that what is unknown does not matter."""
+    pair.collector.rebase(Baseline(0, "checked by hand", "Ann", 5.0))
+    observation = pair.observe()
+    assert observation.since == Baseline(observation.number, "checked by hand", "Ann", 5.0)
+    return observation
 
 
 def test_a_call_is_in_one_place_after_the_other() -> None:
@@ -460,8 +486,8 @@ def test_calls_that_were_not_accepted_are_unknown_after_a_death() -> None:
     del pair.instances["C"]
     observation = pair.observe()
     assert (observation.not_accepted, observation.unknown) == ({}, {"EUR": 5})
-    assert observation.baseline == observation.number
-    assert pair.observe().baseline == observation.number
+    assert (observation.gone, observation.unknown_count) == (("C",), 1)
+    assert not observation.is_exact
 
 
 def test_a_call_to_a_silent_target_is_unknown_if_an_instance_died() -> None:
@@ -774,9 +800,9 @@ def test_totals_are_not_compared_over_an_answer_that_was_dropped_and_arrives() -
     pair.caller.accept_answer(headers[0].call.number, answers[0])
     pair.money["A"] += 5
     arrived = pair.observe()
-    assert [one.baseline for one in (dropped, arrived)] == [dropped.number, arrived.number]
     assert [pair.total(one) for one in (dropped, arrived)] == [195, 200]
-    assert pair.observe().baseline == arrived.number
+    assert [one.is_exact for one in (dropped, arrived)] == [False, False]
+    assert decided(pair).is_exact
 
 
 def test_totals_are_not_compared_over_a_forgotten_call_that_is_accepted() -> None:
@@ -791,9 +817,9 @@ def test_totals_are_not_compared_over_a_forgotten_call_that_is_accepted() -> Non
     pair.target.answer(pair.accept(headers[0]))
     late = pair.observe()
     assert len(late.late) == 1
-    assert [one.baseline for one in (before, late)] == [before.number, late.number]
     assert [pair.total(one) for one in (before, late)] == [195, 200]
-    assert pair.observe().baseline == late.number
+    assert [one.is_exact for one in (before, late)] == [False, False]
+    assert decided(pair).is_exact
 
 
 def test_answers_to_an_absent_caller_that_are_dropped_are_told() -> None:
@@ -880,15 +906,16 @@ def test_a_message_on_a_call_that_is_over_is_refused() -> None:
     assert pair.caller.colour == 0
 
 
-def test_an_instance_that_joins_meanwhile_takes_part() -> None:
-    """Unless it has the colour of the observation already."""
+def test_an_instance_that_joins_meanwhile_captures_and_does_not_take_part() -> None:
+    """Its predecessor may be part of the cut, with the same state. One that has the colour of the
+    observation already does not capture either."""
     pair = Pair()
     pair.exchange()
     start = pair.collector.begin()
     joining = Instance("C", lambda: Captured(0))
     assert pair.collector.joined("D", start.observation) is None
     assert pair.collector.joined("C", 0) == start
-    assert pair.collector.awaited == ("A", "B", "C")
+    assert pair.collector.awaited == ("A", "B")
     assert joining.start(start) is not None
 
 
@@ -1028,3 +1055,52 @@ def test_a_fragment_that_no_instance_makes_is_refused(changes: dict[str, Any], w
     check_fragment(fragment)
     with pytest.raises(ProtocolViolation, match=why):
         check_fragment(msgspec.structs.replace(fragment, **changes))
+
+
+def test_an_instance_that_says_goodbye_leaves_nothing_unknown() -> None:
+    """What it has not been answered, what it serves, and its money stay known; its successor brings
+    the money back."""
+    pair = Pair()
+    pair.exchange()
+    first = pair.observe()
+    served, unanswered = pair.request(), pair.request()
+    pair.accept(served)
+    assert pair.collector.ended(pair.target.farewell()) is None
+    del pair.instances["B"]
+    ended = pair.observe()
+    assert (ended.gone, ended.ended) == ((), {"B": {"EUR": 105}})
+    assert places(ended) == {
+        served.call.number: CallPlace.ANSWERED,
+        unanswered.call.number: CallPlace.REQUESTED,
+    }
+    start(pair, "B-00000002", pair.money.pop("B"))
+    last = pair.observe()
+    assert last.ended == {}
+    assert [pair.total(one) for one in (first, ended, last)] == [200] * 3
+    assert [one.is_exact and one.baseline for one in (first, ended, last)] == [1, 1, 1]
+
+
+def test_a_successor_that_brings_more_begins_a_baseline() -> None:
+    """And says so."""
+    pair = Pair("A", "B")
+    pair.exchange()
+    pair.observe()
+    start(pair, "B-00000002", 7)
+    why = "B-00000002 began with 7 EUR, and instances of B had ended with 0"
+    assert (found := pair.observe()).since == Baseline(found.number, why)
+
+
+def test_an_observation_is_exact_only_if_nothing_is_unknown() -> None:
+    """Not after a death, whatever comes back; again if the instance itself does, or after a
+    decision."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    away = disconnected(pair, "C")
+    assert not pair.observe().is_exact
+    back(pair, away)
+    assert pair.observe().is_exact
+    disconnected(pair, "C")
+    pair.collector.retire("C")
+    start(pair, "C-00000002", 100)
+    assert [pair.observe().is_exact, pair.observe().is_exact] == [False, False]
+    assert decided(pair).is_exact

@@ -12,9 +12,11 @@ from stillframe.protocol.calls import (
     Acknowledgement,
     Amounts,
     AnswerHeader,
+    Baseline,
     CallId,
     Collector,
     End,
+    Farewell,
     Instance,
     InstanceFragment,
     MessageHeader,
@@ -150,10 +152,8 @@ class CallsNeverDropped(Instance):
 class ReturnsUnnoticed(Collector):
     """Takes an instance that connects again for a new one: what it settled is forgotten."""
 
-    def joined(
-        self, instance: str, colour: int, retirement_count: int = 0
-    ) -> ObservationStart | None:
-        start = super().joined(instance, colour, retirement_count)
+    def joined(self, instance: str, *args: Any, **more: Any) -> ObservationStart | None:
+        start = super().joined(instance, *args, **more)
         self.ledger.settled.clear()
         self.ledger.released.clear()
         return start
@@ -351,7 +351,7 @@ class PartialsForgotten(Collector):
 
     def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         result = super().add(fragment)
-        self.ledger.was_partial = False
+        self.ledger.next_baseline = None
         return result
 
 
@@ -375,12 +375,72 @@ class ColoursIgnored(Collector):
     """Begins an observation with a number that an instance has met."""
 
     def joined(
-        self, instance: str, colour: int, retirement_count: int = 0
+        self, instance: str, colour: int, *args: Any, **more: Any
     ) -> ObservationStart | None:
-        return super().joined(instance, 0, retirement_count)
+        return super().joined(instance, 0, *args, **more)
 
     def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         number = self.number
         result = super().add(fragment)
         self.number = number
         return result
+
+
+class NoGoodbye(Instance):
+    """Ends in order without saying what it keeps."""
+
+    def farewell(self) -> Farewell:
+        said = super().farewell()
+        return changed(said, fragment=changed(said.fragment, calls=(), served=()))
+
+
+class AcknowledgesAtIntervalsOnly(Instance):
+    """Ends without saying which answers it has received since it acknowledged some."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._said: dict[str, ReceivedAnswers] = {}
+
+    def acknowledgements(self) -> dict[str, Acknowledgement]:
+        self._said = super().farewell().fragment.received
+        return super().acknowledgements()
+
+    def farewell(self) -> Farewell:
+        said = super().farewell()
+        return changed(said, fragment=changed(said.fragment, received=self._said))
+
+
+class ExactWhileUnknown(Collector):
+    """Forgets that an instance has left without a goodbye."""
+
+    def left(self, instance: str) -> Missing | None:
+        missing = super().left(instance)
+        self.ledger.gone.clear()
+        return missing
+
+
+class RestForgotten(Collector):
+    """Forgets the amounts of an instance that has said goodbye."""
+
+    def ended(self, farewell: Farewell) -> Missing | None:
+        return super().ended(changed(farewell, amounts=calls.NOTHING))
+
+
+class JoinersTakePart(Collector):
+    """Includes an instance in an observation that began before it joined."""
+
+    def joined(self, instance: str, *args: Any, **more: Any) -> ObservationStart | None:
+        start = super().joined(instance, *args, **more)
+        if start is not None and self._pending is not None:
+            self._pending.awaited.add(instance)
+        return start
+
+
+class BaselinesUnsaid(Collector):
+    """Compares totals with those of before somebody has decided that some do not matter."""
+
+    def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+        before = self.ledger.next_baseline
+        gone = super().rebase(baseline)
+        self.ledger.next_baseline = before
+        return gone

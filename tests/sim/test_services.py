@@ -43,6 +43,25 @@ KINDS = {
     "broken streams": ServicesConfig(has_streams=True, faults=DEATHS, started_count_max=2),
     "lost streams": ServicesConfig(has_streams=True, faults=LOSSES),
     "three": ServicesConfig(services={"A": 2, "B": 2, "C": 1}, faults=LOSSES),
+    "goodbyes": ServicesConfig(
+        faults=LOSSES | {"leave"}, started_count_max=4, is_durable=True, weights={"leave": 0.02}
+    ),
+    "goodbyes in memory": ServicesConfig(
+        faults=LOSSES | {"leave"}, started_count_max=4, weights={"leave": 0.02}
+    ),
+    "goodbyes and deaths": ServicesConfig(
+        faults=DEATHS | {"leave", "rebase", "restart"},
+        started_count_max=6,
+        is_durable=True,
+        weights={"start": 0.05, "rebase": 0.3},
+    ),
+    "goodbyes of streams": ServicesConfig(
+        has_streams=True,
+        faults=LOSSES | {"leave", "kill", "rebase"},
+        started_count_max=4,
+        is_durable=True,
+        weights={"leave": 0.02, "kill": 0.008, "start": 0.05, "rebase": 0.5},
+    ),
 }
 SEED_COUNT = 15
 
@@ -82,7 +101,6 @@ EXPECTED = {
     "losses": ["request in transit", "being served", "answer in transit", "doubled", "late"],
     "deaths": ["kill", "disconnect", "retire", "abandoned", "unknown", "complete", "partial"],
     "retirements": [
-        "totals after deaths",
         "kill",
         "retire",
         "unknown",
@@ -90,7 +108,7 @@ EXPECTED = {
         "request in transit",
     ],
     "starts": ["start", "connect", "partial", "exact totals"],
-    "strangers": ["strangers retired", "connect", "totals after deaths", "unknown", "complete"],
+    "strangers": ["strangers retired", "connect", "unknown", "complete"],
     "restarts": ["restart", "unknown", "complete", "exact totals"],
     "outside": ["hidden", "outside", "close", "partial"],
     "lost headers": ["cache", "partial", "complete"],
@@ -101,6 +119,10 @@ EXPECTED = {
     "broken streams": ["unknown", "messages in transit"],
     "lost streams": ["exact totals", "messages in transit", "messages lost"],
     "three": ["exact totals", "doubled", "duplicates"],
+    "goodbyes": ["exact totals after goodbyes", "late", "doubled"],
+    "goodbyes in memory": ["exact totals after goodbyes", "late", "doubled"],
+    "goodbyes and deaths": ["exact totals after goodbyes", "exact since a decision", "orphans"],
+    "goodbyes of streams": ["exact totals after goodbyes", "exact since a decision"],
 }
 
 
@@ -135,6 +157,7 @@ def small(*faults: str, replicas: int = 1, calls: int = 1, fault_count: int = 1)
                 (small("kill"), 7275),
                 (small("disconnect"), 15887),
                 (small("double"), 30124),
+                (small("leave", fault_count=2), 8917),
             ],
             check=[],
         ),
@@ -143,7 +166,9 @@ def small(*faults: str, replicas: int = 1, calls: int = 1, fault_count: int = 1)
         "one call",
         "losses",
         "another answer",
-        *by_night(["replicas", "two calls", "death", "disconnection", "copy"], check=[]),
+        *by_night(
+            ["replicas", "two calls", "death", "disconnection", "copy", "goodbyes"], check=[]
+        ),
     ],
 )
 def test_no_order_of_a_small_system_shows_a_wrong_observation(
@@ -193,6 +218,12 @@ MUTANTS: dict[type[Instance] | type[Collector], str] = {
     service_mutants.DisconnectionsForgotten: "deaths",
     service_mutants.StillMissing: "deaths",
     service_mutants.ColoursIgnored: "restarts",
+    service_mutants.NoGoodbye: "goodbyes",
+    service_mutants.AcknowledgesAtIntervalsOnly: "goodbyes",
+    service_mutants.ExactWhileUnknown: "goodbyes and deaths",
+    service_mutants.RestForgotten: "goodbyes",
+    service_mutants.JoinersTakePart: "goodbyes and deaths",
+    service_mutants.BaselinesUnsaid: "goodbyes and deaths",
 }
 MUTANT_SEED_COUNT = 400
 

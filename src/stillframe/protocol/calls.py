@@ -30,8 +30,31 @@ was not accepted: then its request is in transit. So each open call is in exactl
 (`CallPlace`). With Mattern's counts, as for a queue, one would wait until all messages from before
 the cut have arrived; a call needs no count, because both its ends keep it by its name.
 
-*What a cut cannot know.* An instance that died has taken along what it kept. A call that it may
-have accepted is `CallPlace.UNKNOWN`. A target that has never answered with a colour, and of whose
+*What each party has told, and what follows.* An instance ends in one of two ways.
+
+* In order: it says goodbye (`Farewell`), after its last message, with all that it keeps: its calls,
+  what it has accepted and answered, which answers it has received, and the amounts in its state.
+  Nothing that concerns it is unknown. The farewell is its part of every later cut, until both ends
+  of its calls have been told (`CallLedger.ends`). What it has accepted, it has listed; so no
+  instance has accepted a call that none lists. The amounts of its state are *ended*. An instance of
+  its service that begins with amounts has brought those back (`CallLedger.ended`).
+* Without a goodbye: it has died, or is cut off. Since its last fragment it may have accepted calls,
+  have sent some, have received answers, and have changed its state, which its successor may have
+  read. All of this is unknown, so no observation is exact (`Observation.gone`). It ends if the
+  instance connects again, which is as if it had never been away; or if an operator decides so,
+  and begins a new baseline (`Collector.rebase`).
+
+So an observation is exact only if every instance that ever took part since the baseline is in the
+cut or has said goodbye, if no call is unknown, and if nothing was dropped that it does not know the
+amounts of. A call that may have been accepted is no longer unknown as soon as it is found accepted,
+or all that may have accepted it are there again and have not.
+
+*Who takes part in a cut.* Those that were connected when it was requested. One that joins meanwhile
+captures for it, so that all that it sends has the colour of the cut; but it is not part of it. It
+can be the successor of an instance that has captured and died: then both would show one state.
+
+*What a cut cannot know.* A call that an instance without a goodbye may have accepted is
+`CallPlace.UNKNOWN`. A target that has never answered with a colour, and of whose
 calls no instance has accepted one, may pass messages on to other instances without a colour. An
 observation after a call to it is partial and names it. So is one after an answer without a
 colour.
@@ -57,7 +80,13 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from stillframe.errors import NotConsistent, ProtocolViolation, UsageError
-from stillframe.protocol.activities import NO_DETAILS, NUMBER_MAX, CallDetails, Count
+from stillframe.protocol.activities import (
+    NO_DETAILS,
+    NUMBER_MAX,
+    CallDetails,
+    Count,
+    service_of,
+)
 
 Amounts = Mapping[str, int]
 """Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
@@ -82,6 +111,8 @@ UNIT_COUNT_MAX = 100
 """How many units of amounts a fragment has, and how many the collector adds up."""
 TOTAL_MAX = 2**62
 """The highest total of a unit that the collector adds up over observations."""
+SERVICE_COUNT_MAX = 1_000
+"""Of how many services the collector keeps the amounts that have ended."""
 RETIRED_COUNT_MAX = 1_000
 """How many instances that are retired are remembered, and how many strangers are."""
 LEDGER_COUNT_MAX = 1_000
@@ -180,6 +211,12 @@ class ReceivedAnswers(msgspec.Struct, frozen=True):
 
     def __contains__(self, number: int) -> bool:
         return number <= self.highest and number not in self.gaps
+
+    def and_also(self, number: int) -> "ReceivedAnswers":
+        """Return these answers and another one."""
+        between = range(max(self.highest + 1, number - KEPT_COUNT_MAX), number)
+        gaps = (self.gaps | frozenset(between)) - {number}
+        return ReceivedAnswers(max(self.highest, number), gaps)
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
@@ -295,6 +332,19 @@ class InstanceFragment(msgspec.Struct, frozen=True):
     partial: tuple[str, ...] = ()
 
 
+class Farewell(msgspec.Struct, frozen=True):
+    """The last words of an instance that ends in order, after its last message.
+
+    Attributes:
+        fragment: all that it keeps. Its own calls are not awaited any more. Those that it served
+            count as answered with nothing. It has no state.
+        amounts: the amounts that its state and its handlers had.
+    """
+
+    fragment: InstanceFragment
+    amounts: Amounts = NOTHING
+
+
 class Captured(msgspec.Struct, frozen=True):
     """A state, and why it may be incomplete."""
 
@@ -403,18 +453,26 @@ class Instance:
     Args:
         name: the name of the instance, which no other one ever has.
         capture: returns the state of the application. It is called at the cut.
+        amounts: returns the amounts that the state of the application has.
         kept_count_max: how many unacknowledged answers, how many unresolved calls, and how many
             amounts of each stream are kept.
     """
 
     def __init__(
-        self, name: str, capture: Callable[[], Captured], *, kept_count_max: int = KEPT_COUNT_MAX
+        self,
+        name: str,
+        capture: Callable[[], Captured],
+        *,
+        amounts: Callable[[], Amounts] = lambda: NOTHING,
+        kept_count_max: int = KEPT_COUNT_MAX,
     ) -> None:
         self.name = name
         self.colour = 0
         self.retirement_count = 0
         self.unreported: dict[str, None] = {}
         self._capture = capture
+        self._amounts = amounts
+        self._began_with: Amounts | None = None
         self._kept_count_max = kept_count_max
         self._sent_count = 0
         self._calls: dict[int, OpenCall] = {}
@@ -429,6 +487,12 @@ class Instance:
         self._dropped_count = 0
         self._others: dict[str, _Other] = {}
         self._highest_at_cut: dict[str, int] = {}
+
+    def began_with(self) -> Amounts:
+        """Return the amounts that the state had before its first message."""
+        if self._began_with is None:
+            self._began_with = dict(self._amounts())
+        return self._began_with
 
     # --- a caller
 
@@ -448,6 +512,10 @@ class Instance:
             serving: the call that the application serves and makes this call for.
             details: other facts about the call that the host records.
         """
+        if self._began_with is None:  # the state has lost the amounts of this message already
+            began_with = dict(self._amounts())
+            add_amounts(began_with, carries)
+            self._began_with = began_with
         self._sent_count += 1
         number = self._sent_count
         self._calls[number] = OpenCall(
@@ -534,6 +602,7 @@ class Instance:
             brought: the amounts that the request carries.
             details: other facts about the call that the host records.
         """
+        self.began_with()
         fragment = self.meet(header.colour)
         self._count_accepted(header.call.caller, header.call.number)
         self._ticket_count += 1
@@ -642,12 +711,37 @@ class Instance:
         """Capture if `colour` is higher than that of this instance."""
         if colour <= self.colour:
             return None
-        captured = self._capture()
+        self.began_with()
+        fragment = self._fragment(self._capture(), colour)
+        self.colour = colour
+        return fragment
+
+    def farewell(self) -> Farewell:
+        """Return what to say when this instance ends in order. It must send and accept nothing
+        afterwards."""
+        fragment = self._fragment(Captured(None), self.colour)
+        counts = dict(fragment.answer_counts)
+        served = []
+        for one in fragment.served:
+            if not one.number:
+                caller = one.call.caller
+                counts[caller] = counts.get(caller, 0) + 1
+                one = msgspec.structs.replace(one, number=counts[caller])  # noqa: PLW2901
+            served.append(one)
+        ended = msgspec.structs.replace(
+            fragment,
+            calls=tuple(msgspec.structs.replace(one, is_awaited=False) for one in fragment.calls),
+            served=tuple(served),
+            answer_counts=counts,
+        )
+        return Farewell(ended, dict(self._amounts()))
+
+    def _fragment(self, captured: Captured, colour: int) -> InstanceFragment:
         others = {name: one for name, one in self._others.items() if not one.is_over}
         self._highest_at_cut = {
             name: one.highest_accepted for name, one in others.items() if one.highest_accepted
         }
-        fragment = InstanceFragment(
+        return InstanceFragment(
             instance=self.name,
             after=self.colour,
             observation=colour,
@@ -668,8 +762,6 @@ class Instance:
             dropped_count=self._dropped_count,
             partial=captured.partial,
         )
-        self.colour = colour
-        return fragment
 
     def _count_accepted(self, instance: str, number: int) -> _Other:
         other = self._other(instance)
@@ -780,6 +872,30 @@ class Located(msgspec.Struct, frozen=True):
         return found
 
 
+ANY = ""
+"""Stands for each instance that may have accepted a message."""
+FIRST = "it is the first one that shows everything"
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """The first of the observations whose totals are comparable, and why it is.
+
+    Attributes:
+        number: its number.
+        why: why its total cannot be compared with earlier ones.
+        by: the operator who began it; empty if the collector had to.
+        at: when the operator did, in seconds since 1970; else 0.
+    """
+
+    number: int
+    why: str = ""
+    by: str = ""
+    at: float = 0.0
+
+
+NO_BASELINE = Baseline(0)
+
+
 class CallLedger(msgspec.Struct):
     """The collector's record of calls that instances no longer keep.
 
@@ -795,10 +911,13 @@ class CallLedger(msgspec.Struct):
         forgotten_through: the newest unresolved call that each caller is known to have dropped.
         forgotten_counts: how many answers an instance is known to have dropped that its caller has
             not accepted, by instance and caller.
+        forgotten_count: how often since the baseline something was dropped whose amounts are not
+            known.
         members: the instances that are connected.
         disconnected: the instances that were connected, and the highest number of a message of each
-            that others have accepted, by their names. They may be alive: an instance that is
-            disconnected follows the rules all the same.
+            that others have accepted, by their names; under `ANY` that of the last message of
+            one that has said goodbye. They may be alive: an instance that is disconnected follows
+            the rules all the same.
         strangers: instances that others have heard of, and that were never connected: the same.
             They may connect later, or have died.
         newly_disconnected: those of `disconnected` that were disconnected since the newest
@@ -806,14 +925,19 @@ class CallLedger(msgspec.Struct):
         retirement_count: how often an instance was retired, or heard of after it was disconnected.
             One that was only disconnected shows in the next cut what it has accepted.
         retired: those of them that may not connect again.
+        gone: the instances that have left without a goodbye since an operator began a baseline, and
+            have not connected again.
+        ends: the fragments of those that have said goodbye, while something of them is not settled.
+        ended: by service and unit, the amounts of instances that have said goodbye, without those
+            that later ones of the service began with.
+        orphans: the calls at the newest observation whose callers are not connected.
+        excused_count: `retirement_count` when an operator began a baseline: calls from before it
+            are not unknown for what was retired then.
         talking: those of them that others have heard of, after they were disconnected, and since
             they were retired. Either they are alive, or that was the last that they had sent.
-        baseline: the first observation whose total is comparable with that of the next one, unless
-            that differs in one of the following.
-        observed: the instances of the newest observation.
-        unknown_amounts: the amounts of `unknown`, and of calls to targets that have never answered,
-            at the newest observation.
-        was_partial: whether the newest observation was partial, or totals were dropped after it.
+        since: the first observation whose total is comparable with that of the newest one, and
+            why.
+        next_baseline: the baseline that the next observation begins, if it must.
         dropped: the highest number of a call whose answer an instance has dropped, by instance and
             caller, at the newest observation.
         dropped_counts: `dropped_count` of each instance at the newest observation.
@@ -828,6 +952,7 @@ class CallLedger(msgspec.Struct):
     targets: dict[str, bool] = {}
     forgotten_through: dict[str, int] = {}
     forgotten_counts: dict[tuple[str, str], int] = {}
+    forgotten_count: int = 0
     members: set[str] = set()
     disconnected: dict[str, dict[str, int]] = {}
     strangers: dict[str, dict[str, int]] = {}
@@ -835,12 +960,24 @@ class CallLedger(msgspec.Struct):
     retirement_count: int = 0
     retired: set[str] = set()
     talking: set[str] = set()
-    baseline: int = 0
-    observed: set[str] = set()
-    unknown_amounts: dict[str, int] = {}
-    was_partial: bool = False
+    gone: dict[str, None] = {}
+    ends: dict[str, InstanceFragment] = {}
+    ended: dict[str, dict[str, int]] = {}
+    orphans: set[CallId] = set()
+    excused_count: int = 0
+    since: Baseline = NO_BASELINE
+    next_baseline: Baseline | None = Baseline(0, why=FIRST)
     dropped: dict[tuple[str, str], int] = {}
     dropped_counts: dict[str, int] = {}
+
+    def forget_end(self, end: InstanceFragment) -> None:
+        """Retire an instance that has said goodbye."""
+        self.disconnected[end.instance] = {ANY: end.sent_count}
+        self.retired.add(end.instance)
+
+    def drop_unknown(self) -> None:
+        """Drop the oldest calls of unknown fate if there are too many."""
+        self.forgotten_count += len(_drop_oldest(self.unknown, LEDGER_COUNT_MAX))
 
 
 Accepted = tuple[str, ServedCall]
@@ -865,12 +1002,16 @@ class Observation(msgspec.Struct, frozen=True):
         lost: the amounts of earlier answers, and of messages of streams, that were lost. Duplicates
             of calls that were lost afterwards are subtracted.
         created: the amounts that earlier duplicates brought.
-        forgotten_count: from how many instances and pairs of them something was dropped whose
-            amounts are not known.
+        forgotten_count: how often since the baseline something was dropped whose amounts are not
+            known.
         partial: why the cut may be inconsistent or does not show everything. Empty if it does.
-        baseline: the first of the observations with the same instances whose totals are comparable
-            with that of this one: those that are exact are equal. In between nothing was partial,
-            no amount became unknown, and none that was unknown turned up.
+        since: the first of the observations whose totals are comparable with that of this one:
+            those that are exact are equal. In between nothing was partial.
+        ends: what those instances keep that have said goodbye, while it is not settled.
+        ended: by service and unit, the amounts of instances that have said goodbye, without those
+            that later ones of the service began with.
+        gone: the instances that are not part of it, and have not said goodbye.
+        unknown_count: how many earlier unresolved calls have an unknown fate.
     """
 
     number: int
@@ -886,16 +1027,31 @@ class Observation(msgspec.Struct, frozen=True):
     created: Amounts
     forgotten_count: int
     partial: tuple[str, ...]
-    baseline: int
+    since: Baseline
+    ends: dict[str, InstanceFragment] = {}
+    ended: dict[str, dict[str, int]] = {}
+    gone: tuple[str, ...] = ()
+    unknown_count: int = 0
 
     @property
     def is_exact(self) -> bool:
-        """Whether every amount that was there at the `baseline` is in the state of an instance or
-        in `outside_states`."""
+        """Whether every amount that was there at the `baseline` is in the state of an instance, in
+        `outside_states`, or in `ended`."""
         is_located = all(
             located.place not in (CallPlace.UNKNOWN, CallPlace.OUTSIDE) for located in self.calls
         )
-        return is_located and not self.partial
+        is_known = not (self.gone or self.unknown_count or self.forgotten_count)
+        return is_located and is_known and not self.partial
+
+    @property
+    def baseline(self) -> int:
+        """The number of the first observation whose total is comparable."""
+        return self.since.number
+
+    @property
+    def everybody(self) -> dict[str, InstanceFragment]:
+        """What is known of each instance: of the cut, and of those that have said goodbye."""
+        return self.ends | self.fragments
 
     def outside_states(self) -> dict[str, int]:
         """Return the amounts that are in no state: those in transit or lost, without those that
@@ -945,16 +1101,21 @@ class Collector:
         return tuple(sorted(self._pending.awaited)) if self._pending else ()
 
     def joined(
-        self, instance: str, colour: int, retirement_count: int = 0
+        self,
+        instance: str,
+        colour: int,
+        retirement_count: int = 0,
+        *,
+        began_with: Amounts = NOTHING,
     ) -> ObservationStart | None:
-        """Include an instance in observations. Return what to send to it if it takes part in the
-        pending one.
+        """Include an instance in later observations. Return what to send to it if one is pending.
 
         Args:
             instance: its name.
             colour: its colour.
             retirement_count: its count of retirements. It is higher than ours if an earlier
                 collector has not stored its last ones.
+            began_with: the amounts that its state had before its first message.
 
         Raises:
             UsageError: it was retired.
@@ -962,7 +1123,11 @@ class Collector:
         ledger = self.ledger
         if instance in ledger.retired:
             raise UsageError(f"{instance} was disconnected for too long: it needs another name")
+        is_new = instance not in ledger.members and instance not in ledger.disconnected
+        if is_new:
+            self._add_ended(instance, began_with, -1)
         ledger.members.add(instance)
+        ledger.gone.pop(instance, None)
         ledger.disconnected.pop(instance, None)
         ledger.strangers.pop(instance, None)
         ledger.newly_disconnected.pop(instance, None)
@@ -971,10 +1136,71 @@ class Collector:
             ledger.retirement_count = retirement_count + 1
         self.number = max(self.number, colour)
         pending = self._pending
-        if pending is None or colour >= pending.number or instance in pending.fragments:
+        if pending is None:
             return None
-        pending.awaited.add(instance)
+        if is_new:
+            pending.newcomers.add(instance)
+        if colour >= pending.number or instance in pending.fragments:
+            return None
+        if instance not in pending.newcomers:
+            pending.awaited.add(instance)
         return ObservationStart(pending.number, ledger.retirement_count)
+
+    def _add_ended(self, instance: str, amounts: Amounts, sign: int = 1) -> None:
+        """Add amounts of an instance that has ended, or subtract those that one began with. They
+        must be a part of what has ended: otherwise something else has brought them."""
+        ledger, service = self.ledger, service_of(instance)
+        before = ledger.ended.get(service, {})
+        ended = dict(before)
+        add_amounts(ended, amounts, sign)
+        if sign < 0:
+            for unit, amount in amounts.items():
+                had = before.get(unit, 0)
+                if not min(0, had) <= ended[unit] <= max(0, had):
+                    del ended[unit]
+                    self._rebase(
+                        Baseline(
+                            0,
+                            f"{instance} began with {amount} {unit}, and instances of {service} "
+                            f"had ended with {had}",
+                        )
+                    )
+        ledger.ended[service] = {unit: amount for unit, amount in ended.items() if amount}
+        too_many = _drop_oldest(ledger.ended[service], UNIT_COUNT_MAX)
+        if not ledger.ended[service]:
+            del ledger.ended[service]
+        others = _drop_oldest(ledger.ended, SERVICE_COUNT_MAX)
+        if too_many or others:
+            self._rebase(Baseline(0, "amounts of instances that have ended were dropped"))
+
+    def _rebase(self, baseline: Baseline) -> None:
+        """Let the observation after the pending one begin a baseline, unless it does so for an
+        earlier reason."""
+        begun = self._pending.next_baseline if self._pending else None
+        if self.ledger.next_baseline is begun:
+            self.ledger.next_baseline = baseline
+
+    def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+        """Begin a new baseline, because an operator has decided that what is unknown does not
+        matter any more. The next observation is the first, unless something of it is unknown.
+        Instances that have left without a goodbye must not connect again under their names. Return
+        them.
+
+        Args:
+            baseline: who has decided it, when and why.
+        """
+        assert self._pending is None, "abandon it first"
+        ledger = self.ledger
+        gone = tuple(ledger.gone)
+        for name in (*gone, *ledger.strangers):
+            if name not in ledger.retired:
+                self.retire(name)
+        ledger.gone.clear()
+        ledger.unknown.clear()
+        ledger.forgotten_count = 0
+        ledger.excused_count = ledger.retirement_count
+        ledger.next_baseline = baseline
+        return gone
 
     def left(self, instance: str) -> Missing | None:
         """Record that an instance has died or is disconnected. Return the observation that it ends,
@@ -983,17 +1209,36 @@ class Collector:
         ledger.members.discard(instance)
         ledger.disconnected[instance] = {}
         ledger.newly_disconnected[instance] = None
-        self._doubt()
+        self._lose(instance)
         if self._pending and instance in self._pending.awaited:
             return self.abandon()
         return None
+
+    def ended(self, farewell: Farewell) -> Missing | None:
+        """Record that a connected instance has said goodbye. Return the observation that it ends,
+        if it does."""
+        ledger, fragment = self.ledger, farewell.fragment
+        ledger.members.discard(fragment.instance)
+        self._add_ended(fragment.instance, farewell.amounts)
+        add_amounts(ledger.lost, fragment.lost)
+        ledger.ends[fragment.instance] = msgspec.structs.replace(fragment, lost=NOTHING)
+        for oldest in _drop_oldest(ledger.ends, RETIRED_COUNT_MAX):
+            ledger.forget_end(oldest)
+            ledger.forgotten_count += bool(oldest.calls or oldest.served)
+        return self.abandon()
+
+    def _lose(self, instance: str) -> None:
+        """Record that it is unknown what an instance has done since it was last heard of."""
+        self.ledger.gone[instance] = None
+        _drop_oldest(self.ledger.gone, RETIRED_COUNT_MAX)
+        self._doubt()
 
     def _doubt(self) -> None:
         """Record that an instance may have accepted any of the calls that none had accepted."""
         ledger = self.ledger
         ledger.unknown |= ledger.not_accepted
         ledger.not_accepted.clear()
-        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
+        ledger.drop_unknown()
 
     @property
     def retirable(self) -> set[str]:
@@ -1010,7 +1255,7 @@ class Collector:
         if instance in ledger.strangers:
             ledger.disconnected[instance] = ledger.strangers.pop(instance)
             ledger.newly_disconnected[instance] = None
-            self._doubt()
+            self._lose(instance)
         ledger.disconnected.setdefault(instance, {})
         ledger.retired.add(instance)
         ledger.talking.discard(instance)
@@ -1025,7 +1270,7 @@ class Collector:
         assert self._pending is None, "one observation at a time"
         assert self.ledger.members, "there is nothing to observe"
         self.number += 1
-        self._pending = _PendingObservation(self.number, set(self.ledger.members))
+        self._pending = _PendingObservation(self.number, self.ledger)
         return ObservationStart(self.number, self.ledger.retirement_count)
 
     def abandon(self) -> Missing | None:
@@ -1084,12 +1329,17 @@ def check_fragment(fragment: InstanceFragment) -> None:
 
 
 class _PendingObservation:
-    """An observation whose fragments are awaited."""
+    """An observation whose fragments are awaited, and what instances that join meanwhile would
+    change of the ledger."""
 
-    def __init__(self, number: int, awaited: set[str]) -> None:
+    def __init__(self, number: int, ledger: CallLedger) -> None:
         self.number = number
-        self.awaited = awaited
+        self.awaited = set(ledger.members)
+        self.newcomers: set[str] = set()
         self.fragments: dict[str, InstanceFragment] = {}
+        self.gone = dict(ledger.gone)
+        self.ended = {service: dict(amounts) for service, amounts in ledger.ended.items()}
+        self.next_baseline = ledger.next_baseline
 
 
 def check_cut(fragments: Mapping[str, InstanceFragment]) -> None:
@@ -1109,10 +1359,11 @@ class _Conclusion:
     def __init__(self, pending: _PendingObservation, ledger: CallLedger) -> None:
         self._pending = pending
         self._fragments = pending.fragments
+        self._everybody = ledger.ends | pending.fragments
         self._ledger = ledger
+        gone = pending.gone | ledger.gone
+        self._gone = tuple(name for name in gone if name not in self._fragments)
         self._partial: dict[tuple[str, str], dict[str, None]] = {}
-        self._has_found = False
-        """Whether an answer that was dropped has arrived after all."""
         self._closed: list[tuple[str, str, int]] = []
         self._confirm()
         self._settled: dict[tuple[str, str], set[int]] = {}
@@ -1120,12 +1371,12 @@ class _Conclusion:
             self._settled.setdefault((name, caller), set()).add(number)
         self._open = {
             CallId(name, call.number): call
-            for name, fragment in self._fragments.items()
+            for name, fragment in self._everybody.items()
             for call in fragment.calls
             if CallId(name, call.number) not in ledger.released
         }
         self._accepted: dict[CallId, list[Accepted]] = {}
-        for name, fragment in self._fragments.items():
+        for name, fragment in self._everybody.items():
             for served in fragment.served:
                 if (name, served.call.caller, served.number) not in ledger.settled:
                     self._accepted.setdefault(served.call, []).append((name, served))
@@ -1136,7 +1387,10 @@ class _Conclusion:
         calls = tuple(self._located(*item) for item in sorted(self._open.items()))
         late, duplicates, orphans = self._unlisted()
         self._look_at_calls(calls, late, duplicates, orphans)
-        not_accepted, unknown = self._ledger_amounts({one.call for one in late})
+        self._look_at_orphans(orphans)
+        self._find_out()
+        unsettled = self._unsettled({one.call for one in late})
+        not_accepted, unknown = map(_sum_of, unsettled)
         observation = Observation(
             number=self._pending.number,
             fragments=self._fragments,
@@ -1151,9 +1405,13 @@ class _Conclusion:
             unknown=unknown,
             lost=dict(ledger.lost),
             created=dict(ledger.created),
-            forgotten_count=len(ledger.forgotten_through) + len(ledger.forgotten_counts),
+            forgotten_count=ledger.forgotten_count,
             partial=self._reasons(),
-            baseline=self._baseline(unknown, late),
+            since=self._baseline(),
+            ends=dict(ledger.ends),
+            ended=self._pending.ended,
+            gone=self._gone,
+            unknown_count=len(unsettled[1]),
         )
         ledger.newly_disconnected = {
             name: None for name in ledger.newly_disconnected if name in self._fragments
@@ -1172,18 +1430,21 @@ class _Conclusion:
             ),
         )
 
-    def _baseline(self, unknown: dict[str, int], late: Iterable[Located]) -> int:
-        """Return the baseline, and keep what that of the next observation depends on."""
-        ledger = self._ledger
-        amounts = {unit: amount for unit, amount in unknown.items() if amount}
-        is_same = ledger.observed == self._fragments.keys() and ledger.unknown_amounts == amounts
-        has_found = self._has_found or any(one.call not in ledger.not_accepted for one in late)
-        if ledger.was_partial or has_found or not is_same:
-            ledger.baseline = self._pending.number
-        ledger.observed = set(self._fragments)
-        ledger.unknown_amounts = amounts
-        ledger.was_partial = bool(self._partial)
-        return ledger.baseline
+    def _baseline(self) -> Baseline:
+        """Return the baseline, and find whether the next observation has another one."""
+        ledger, begun = self._ledger, self._pending.next_baseline
+        if begun is not None:
+            ledger.since = msgspec.structs.replace(begun, number=self._pending.number)
+        if ledger.next_baseline is not begun:
+            pass  # who has joined meanwhile begins one
+        elif not self._partial:
+            ledger.next_baseline = None
+        elif ledger.since.number == self._pending.number:
+            ledger.next_baseline = ledger.since
+        else:
+            why = f"observation {self._pending.number} was partial: {self._reasons()[0]}"
+            ledger.next_baseline = Baseline(0, why)
+        return ledger.since
 
     def _mentioned(self) -> set[str]:
         """Return the instances about which others keep something."""
@@ -1198,12 +1459,12 @@ class _Conclusion:
         ledger = self._ledger
         listed = {
             CallId(name, call.number)
-            for name, fragment in self._fragments.items()
+            for name, fragment in self._everybody.items()
             for call in fragment.calls
         }
         kept = {
             (name, served.call.caller, served.number)
-            for name, fragment in self._fragments.items()
+            for name, fragment in self._everybody.items()
             for served in fragment.served
         }
         ledger.settled = {
@@ -1218,20 +1479,20 @@ class _Conclusion:
     def _is_received(self, instance: str, caller: str, number: int) -> bool:
         """Return whether a caller does not miss an answer, or never will."""
         ledger = self._ledger
-        absent = {caller, instance} - self._fragments.keys()
+        absent = {caller, instance} - self._everybody.keys()
         if not absent.isdisjoint(ledger.retired):
             return True
-        fragment = self._fragments.get(caller)
+        fragment = self._everybody.get(caller)
         return fragment is not None and number in fragment.received.get(instance, ReceivedAnswers())
 
     def _is_away(self, name: str) -> bool:
         """Return whether an instance is not part of this observation, but may be of a later one."""
-        return name not in self._fragments and name not in self._ledger.retired
+        return name not in self._everybody and name not in self._ledger.retired
 
     def _list_targets(self) -> None:
         """Record which targets have ever answered with a header."""
         ledger = self._ledger
-        for fragment in self._fragments.values():
+        for fragment in self._everybody.values():
             for target, has_answered in fragment.targets.items():
                 has_room = target in ledger.targets or len(ledger.targets) < TARGET_COUNT_MAX
                 listed = target if has_room else OTHER_TARGETS
@@ -1244,14 +1505,18 @@ class _Conclusion:
         """Collect why the cut may not show everything."""
         ledger = self._ledger
         self._list_targets()
-        for name, fragment in sorted(self._fragments.items()):
+        for name, fragment in sorted(self._everybody.items()):
             for other in sorted(fragment.highest_accepted):
-                if other not in self._fragments and self._is_active(fragment, other):
+                end = ledger.ends.get(other)
+                if end is not None and fragment.highest_accepted[other] > end.sent_count:
+                    self._report("{} was sent a message of {}, which had said goodbye", name, other)
+                if other not in self._everybody and self._is_active(fragment, other):
                     self._report(
                         "{} exchanges messages with {}, which is not connected", name, other
                     )
             if fragment.forgotten_through > ledger.forgotten_through.get(name, 0):
                 ledger.forgotten_through[name] = fragment.forgotten_through
+                ledger.forgotten_count += 1
                 self._report("{} has dropped unresolved calls, because there were too many", name)
             self._count_forgotten(fragment)
             self._look_at_dropped(name, fragment)
@@ -1259,11 +1524,11 @@ class _Conclusion:
                 self._report("{}: {}", name, reason, about=name)
         ledger.dropped = {
             (name, caller): number
-            for name, fragment in self._fragments.items()
+            for name, fragment in self._everybody.items()
             for caller, number in fragment.dropped.items()
         }
         ledger.dropped_counts = {
-            name: fragment.dropped_count for name, fragment in self._fragments.items()
+            name: fragment.dropped_count for name, fragment in self._everybody.items()
         }
         for target in sorted(ledger.targets):
             if not ledger.targets[target]:
@@ -1288,9 +1553,11 @@ class _Conclusion:
         ledger = self._ledger
         for caller, number in fragment.dropped.items():
             is_more = number > ledger.dropped.get((name, caller), 0)
-            if caller not in self._fragments and is_more:
+            if caller not in self._everybody and is_more:
+                ledger.forgotten_count += 1
                 self._report("{} has dropped answers to {}, which is not connected", name, caller)
         if fragment.dropped_count > ledger.dropped_counts.get(name, 0):
+            ledger.forgotten_count += 1
             self._report("{} has dropped amounts of streams: too many messages", name)
 
     def _look_at_calls(
@@ -1339,10 +1606,9 @@ class _Conclusion:
                 known = ledger.strangers.setdefault(other, {})
                 known[fragment.instance] = fragment.highest_accepted[other]
             return True
-        before, now = (
-            ledger.disconnected[other].get(fragment.instance, 0),
-            fragment.highest_accepted[other],
-        )
+        known = ledger.disconnected[other]
+        before = max(known.get(fragment.instance, 0), known.get(ANY, 0))
+        now = fragment.highest_accepted[other]
         ledger.disconnected[other][fragment.instance] = max(before, now)
         is_first = other in ledger.newly_disconnected and other not in ledger.retired
         if now <= before or is_first:
@@ -1358,20 +1624,20 @@ class _Conclusion:
         for served in fragment.served:
             numbers.setdefault(served.call.caller, set()).add(served.number)
         for caller, count in fragment.answer_counts.items():
-            if caller not in self._fragments:
+            if caller not in self._everybody:
                 continue
-            received = self._fragments[caller].received.get(name, ReceivedAnswers())
+            received = self._everybody[caller].received.get(name, ReceivedAnswers())
             kept = numbers.get(caller, set()) | self._settled.get((name, caller), set())
             known = {number for number in kept - {0} if number not in received}
             forgotten = count - received.highest + len(received.gaps) - len(known)
             pair = name, caller
-            if forgotten > ledger.forgotten_counts.get(pair, 0):
+            if forgotten > ledger.forgotten_counts.pop(pair, 0):
+                ledger.forgotten_count += 1
                 self._report(
                     "{} has dropped {} answers that {} has not accepted, because there were too "
                     "many",
                     *(name, forgotten, caller),
                 )
-            self._has_found |= forgotten < ledger.forgotten_counts.pop(pair, 0)
             if forgotten:
                 ledger.forgotten_counts[pair] = forgotten
 
@@ -1400,9 +1666,10 @@ class _Conclusion:
             return False
         ledger = self._ledger
         may_be_alive = ledger.talking or not ledger.disconnected.keys() <= ledger.retired
+        may_be_alive = may_be_alive or any(name not in ledger.retired for name in self._gone)
         may_be_dropped = any(
             call.number <= fragment.dropped.get(call.caller, 0)
-            for fragment in self._fragments.values()
+            for fragment in self._everybody.values()
         )
         return (
             record.retirement_count < ledger.retirement_count
@@ -1417,21 +1684,20 @@ class _Conclusion:
         duplicates: list[Accepted] = []
         orphans: list[Accepted] = []
         for call, entries in sorted(self._accepted.items()):
-            fragment = self._fragments.get(call.caller)
-            if fragment is None:
+            fragment = self._everybody.get(call.caller)
+            record = self._ledger.not_accepted.get(call) or self._ledger.unknown.get(call)
+            if fragment is None and record is None:
                 orphans += entries
                 continue
             rest = []
             for name, served in entries:
-                if served.number and served.number in fragment.received.get(
-                    name, ReceivedAnswers()
-                ):
+                received = fragment.received.get(name) if fragment else None
+                if received and served.number and served.number in received:
                     # Accepted, but its acknowledgement has not arrived, or was lost.
                     self._closed.append((name, call.caller, served.number))
                 else:
                     rest.append((name, served))
-            record = self._ledger.not_accepted.get(call) or self._ledger.unknown.get(call)
-            if record is None and call.number <= fragment.forgotten_through:
+            if record is None and fragment and call.number <= fragment.forgotten_through:
                 record = OpenCall(call.number, "", is_awaited=False)
             if record is not None and rest:
                 is_answered = rest[0][1].number > 0
@@ -1441,17 +1707,36 @@ class _Conclusion:
             duplicates += rest
         return tuple(late), tuple(duplicates), tuple(orphans)
 
-    def _ledger_amounts(self, late: Collection[CallId]) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the amounts of settled calls that no instance has accepted, and of those whose
-        fate is unknown. The late ones are neither."""
+    def _look_at_orphans(self, orphans: Iterable[Accepted]) -> None:
+        """Report calls that were accepted after their callers were found not connected: they bring
+        amounts that no earlier observation had."""
         ledger = self._ledger
-        not_accepted: dict[str, int] = {}
-        unknown: dict[str, int] = {}
+        found = {served.call for _, served in orphans}
+        is_known = ledger.newly_disconnected.keys() | ledger.gone.keys()
+        if self._pending.next_baseline is None:
+            for call in sorted(found - ledger.orphans):
+                if call.caller not in is_known:
+                    self._report("call {} was accepted after its caller had ended", call)
+        ledger.orphans = found
+
+    def _find_out(self) -> None:
+        """Find calls of unknown fate that no instance can have accepted that is not there again."""
+        ledger = self._ledger
+        for call, record in tuple(ledger.unknown.items()):
+            if not self._may_be_accepted(call, record):
+                ledger.not_accepted[call] = ledger.unknown.pop(call)
+
+    def _unsettled(self, late: Collection[CallId]) -> tuple[list[OpenCall], list[OpenCall]]:
+        """Return the settled calls that no instance has accepted, and those whose fate is unknown.
+        The late ones are neither."""
+        ledger = self._ledger
+        not_accepted: list[OpenCall] = []
+        unknown: list[OpenCall] = []
         for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
             if call not in late:
                 has_answered = ledger.targets.get(record.target, False) or not record.was_sent
                 is_known = call in ledger.not_accepted and has_answered
-                add_amounts(not_accepted if is_known else unknown, record.amounts())
+                (not_accepted if is_known else unknown).append(record)
         return not_accepted, unknown
 
     def _settle(self, observation: Observation) -> None:
@@ -1477,7 +1762,31 @@ class _Conclusion:
             for unit in too_high:
                 del totals[unit]
             if _drop_oldest(totals, UNIT_COUNT_MAX) or too_high:
-                ledger.was_partial = True  # the next totals are not comparable
+                ledger.next_baseline = Baseline(0, "totals of lost amounts were dropped")
+        self._forget_ends()
+
+    def _forget_ends(self) -> None:
+        """Drop what is settled of instances that have said goodbye, and forget those that are
+        settled: neither they nor others keep anything of them."""
+        ledger = self._ledger
+        done = {*ledger.settled, *self._closed}
+        callers = {served.call.caller for one in self._everybody.values() for served in one.served}
+        is_somebody_away = not ledger.disconnected.keys() <= ledger.retired
+        for name, end in tuple(ledger.ends.items()):
+            calls = [one for one in end.calls if CallId(name, one.number) not in ledger.released]
+            served = [one for one in end.served if (name, one.call.caller, one.number) not in done]
+            received = dict(end.received)
+            for sender, caller, number in ledger.settled:
+                if caller == name:
+                    received[sender] = received.get(sender, ReceivedAnswers()).and_also(number)
+            ledger.ends[name] = msgspec.structs.replace(
+                end, calls=tuple(calls), served=tuple(served), received=received
+            )
+            may_be_dropped = any(
+                call.number <= end.dropped.get(call.caller, 0) for call in self._open
+            )
+            if not (calls or served or name in callers or is_somebody_away or may_be_dropped):
+                ledger.forget_end(ledger.ends.pop(name))
 
     def _settle_call(self, located: Located) -> None:
         """Settle an unresolved call, unless it is still served."""
@@ -1488,14 +1797,15 @@ class _Conclusion:
             return
         if located.place is CallPlace.ANSWERED:
             self._settle_answers(located.amounts(), *located.served)
-        elif record.was_answered or self._may_be_accepted(located.call, record):
-            ledger.unknown[located.call] = record
+        elif self._may_be_accepted(located.call, record):
+            if record.retirement_count >= ledger.excused_count:
+                ledger.unknown[located.call] = record
         else:
             ledger.not_accepted[located.call] = record
         ledger.released.add(located.call)
         for forgotten in _drop_oldest(ledger.not_accepted, LEDGER_COUNT_MAX):
             add_amounts(ledger.lost, forgotten.amounts())
-        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
+        ledger.drop_unknown()
 
     def _settle_answers(self, amounts: Amounts, *answers: Accepted) -> None:
         """Settle answers that were never accepted, and the amounts that are in no state since."""
@@ -1507,6 +1817,14 @@ class _Conclusion:
 def _is_unknown(record: OpenCall | ServedCall) -> bool:
     """Return whether a message of a call carries amounts that are not known."""
     return record.details.has_unknown_amounts
+
+
+def _sum_of(records: Iterable[OpenCall]) -> dict[str, int]:
+    """Return the amounts of calls as their callers keep them."""
+    found: dict[str, int] = {}
+    for record in records:
+        add_amounts(found, record.amounts())
+    return found
 
 
 def _differ(amounts: Amounts, others: Amounts) -> bool:

@@ -25,15 +25,17 @@ totals                      `_judge_equal_totals`, `_judge_total`
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from stillframe.protocol.calls import (
     SILENT,
+    Amounts,
     CallId,
     CallPlace,
     Captured,
+    Farewell,
     Instance,
     InstanceFragment,
     Located,
@@ -123,6 +125,7 @@ class MadeCall:
         down: the messages of its stream to the caller.
         acceptances: who accepted it.
         fate: what an observation has found for good, if the caller had stopped waiting.
+        is_excused: whether its fate was unknown when an operator began a baseline.
     """
 
     call: CallId
@@ -138,6 +141,7 @@ class MadeCall:
     down: Messages = field(default_factory=Messages)
     acceptances: list[Acceptance] = field(default_factory=list)
     fate: CallPlace | None = None
+    is_excused: bool = False
 
     def amounts(self) -> int:
         """Return what its caller has sent."""
@@ -159,7 +163,9 @@ class Simulated:
         self.service = service
         self.balance = BALANCE
         self.clock: Clock = {}
-        self.rules = rules(name, self.capture, kept_count_max=kept_count_max)
+        self.rules = rules(name, self.capture, amounts=self.amounts, kept_count_max=kept_count_max)
+        self.heir = ""
+        """Who has its money since it ended, if its service is durable."""
         self.is_alive = True
         self.is_connected = False
         self.to_collector: deque[Any] = deque()
@@ -193,6 +199,10 @@ class Simulated:
                 "answer_counts": dict(self.answer_counts),
             }
         )
+
+    def amounts(self) -> Amounts:
+        """Return the money in its state."""
+        return {UNIT: self.balance}
 
     def tick(self, *clocks: Clock) -> Clock:
         """Count an action, which knows what `clocks` know; return the clock after it."""
@@ -248,6 +258,21 @@ class Judge:
         self._retired: set[str] = set()
         self._talking: set[str] = set()
         self._retired_dead: set[str] = set()
+        self._gone: set[str] = set()
+        self._gone_at_begin: set[str] = set()
+        self._ends: dict[str, int] = {}
+        self._known: set[str] = set()
+        self._known_at_begin: set[str] = set()
+        self._at_rest: Counter[str] = Counter()
+        self._at_rest_at_begin: Counter[str] = Counter()
+        self._brought = 0
+        self._brought_at_begin = 0
+        self._excused_at = 0
+        self._was_rebased = False
+        self._has_double_orphans = False
+        self._baseline_counts = [1, 0, 0]
+        """How many baselines had to begin: by now, when the pending observation began, and by the
+        newest observation."""
         self._started: dict[int, int] = {}
         self._awaited: set[str] = set()
         self._may_deliver: set[str] = set()
@@ -259,6 +284,7 @@ class Judge:
         self._lost = 0
         self._created = 0
         self._previous: Observation | None = None
+        self._cut: Collection[str] = ()
         self._totals: dict[int, int] = {}
 
     # --- what happens
@@ -276,19 +302,61 @@ class Judge:
         self._awaited = {one.name for one in self._instances.values() if one.is_connected}
         self._may_deliver = set(self._awaited)
         self._delivered = set()
+        self._gone_at_begin = set(self._gone)
+        self._known_at_begin = set(self._known)
+        self._at_rest_at_begin = self._at_rest.copy()
+        self._brought_at_begin = self._brought
+        self._baseline_counts[1] = self._baseline_counts[0]
 
-    def joined(self, name: str) -> None:
-        """Record that an instance has connected."""
+    def joined(self, one: Simulated) -> None:
+        """Record that an instance has connected: with money that was at rest, or brings some."""
+        name = one.name
+        if name in self._known_at_begin:
+            self._may_deliver.add(name)
+        if name not in self._known:
+            self._known.add(name)
+            more = one.rules.began_with()[UNIT] - self._at_rest[one.service]
+            self._at_rest[one.service] = max(0, -more)
+            self._brought += max(0, more)
+            self._baseline_counts[0] += more > 0
+        self._gone.discard(name)
         self._disconnected.discard(name)
         self._talking.discard(name)
         self._newly_disconnected.pop(name, None)
-        self._may_deliver.add(name)
+
+    def left_in_order(self, one: Simulated, farewell: Farewell) -> None:
+        """Record that an instance has said goodbye: its calls are not awaited any more, and
+        it answers nothing."""
+        at = one.clock[one.name]
+        for number in one.waiting:
+            self.calls[CallId(one.name, number)].stopped_at = at
+        for accepted, served in zip(one.serving.values(), farewell.fragment.served, strict=False):
+            accepted.answered_at, accepted.number = at, served.number
+
+    def ended(self, one: Simulated) -> None:
+        """Record that the collector knows that an instance has said goodbye."""
+        self._ends[one.name] = one.clock[one.name]
+        self._at_rest[one.service] += one.balance
+
+    def rebased(self, missed: set[str]) -> None:
+        """Record that an operator has begun a baseline, although instances are missed."""
+        for name in missed:
+            self.retired(name)
+        self._gone.clear()
+        for made in self._unknown.values():
+            made.is_excused = True
+        self._unknown.clear()
+        self._excused_at = self._disconnected_at
+        self._baseline_counts[0] += 1
+        self._was_rebased = True
+        self.seen["rebased"] += 1
 
     def left(self, name: str) -> None:
         """Record that the collector knows that an instance has left."""
         self.has_disconnected = True
         self._disconnected.add(name)
         self._newly_disconnected[name] = None
+        self._gone.add(name)
         self._unknown |= self._not_accepted
         self._not_accepted.clear()
 
@@ -309,7 +377,7 @@ class Judge:
     def missing(self, missing: Missing, name: str) -> None:
         """Judge an observation that was abandoned because an instance left."""
         names = set(missing.instances)
-        is_right = name in names and self._awaited - self._delivered <= names
+        is_right = name in names and self._awaited - self._delivered - self._ends.keys() <= names
         is_right = is_right and names <= self._may_deliver - self._delivered
         check(is_right, f"{name} has left, and observation {missing.number} lacks {names}")
 
@@ -320,11 +388,14 @@ class Judge:
         cut = {
             name: fragment.state["clock"].get(name, 0)
             for name, fragment in observation.fragments.items()
-        }
+        } | self._ends
+        self._cut = observation.fragments.keys()
         self._judge_members(observation)
         self._judge_cut(observation)
         for fragment in observation.fragments.values():
             self._judge_fragment(fragment, cut)
+        for fragment in observation.ends.values():
+            check(fragment.instance in self._ends, f"{fragment.instance} has not said goodbye")
         self._learn(observation)
         self._judge_reasons(observation)
         self._judge_listed(observation, cut)
@@ -337,9 +408,7 @@ class Judge:
         self._judge_baseline(observation)
         if observation.is_exact:
             self._judge_equal_totals(observation)
-        is_unknown = any(observation.unknown.values()) or observation.forgotten_count
-        if observation.is_exact and not (self.went_outside or is_unknown):
-            self._judge_total(observation, cut)
+            self._judge_total(observation)
         self._count(observation)
         self._conclude(observation)
 
@@ -364,7 +433,9 @@ class Judge:
         fragments = observation.fragments
         for name, fragment in fragments.items():
             for other, count in fragment.state["clock"].items():
-                if other not in fragments:
+                if other in self._ends:
+                    check(count <= self._ends[other], f"{name} has seen {other} after its end")
+                elif other not in fragments:
                     # Where all are connected, or will be: what one that is disconnected has seen is
                     # not in the cut.
                     if count and not (self.has_disconnected or observation.partial):
@@ -387,7 +458,7 @@ class Judge:
                 other: number
                 for other, number in truth[what].items()
                 if other in found
-                or other not in self._retired
+                or other not in self._retired | self._ends.keys()
                 or truth["highest_accepted"][other] > truth["highest_accepted_before"].get(other, 0)
             }
             check_equal(f"{name} has {what}", {other: n for other, n in found.items() if n}, kept)
@@ -414,8 +485,10 @@ class Judge:
 
     def _learn(self, observation: Observation) -> None:
         """Record which targets were called, and which are known to answer with headers."""
-        for fragment in observation.fragments.values():
-            for target, has_answered in fragment.state["targets"].items():
+        targets = [one.state["targets"] for one in observation.fragments.values()]
+        targets += [self._instances[name].targets for name in observation.ends]
+        for called in targets:
+            for target, has_answered in called.items():
                 self._called.add(target)
                 if has_answered:
                     self._answering.add(target)
@@ -443,11 +516,8 @@ class Judge:
             check_equal(f"{name} waits for", awaited, waiting)
         if self._is_forgetful:
             check(found <= expected, f"{found - expected} are not open or unresolved")
-            dropped = {
-                call
-                for call in expected
-                if call.number <= observation.fragments[call.caller].forgotten_through
-            }
+            forgotten = {name: one.forgotten_through for name, one in observation.everybody.items()}
+            dropped = {call for call in expected if call.number <= forgotten.get(call.caller, 0)}
             check(expected - dropped <= found, f"{expected - dropped - found} are not named")
         else:
             check_equal("calls", found, expected)
@@ -502,7 +572,8 @@ class Judge:
     def _may_be_outside(self, made: MadeCall) -> bool:
         """Return whether an instance that is not in the cut may have accepted a call, for all that
         its caller and the collector know."""
-        is_one_away = bool(self._talking or self._disconnected - self._retired)
+        gone = (self._gone | self._gone_at_begin).difference(self._cut)
+        is_one_away = bool(self._talking or (self._disconnected | gone) - self._retired)
         return is_one_away or made.notified_at < self._disconnected_at
 
     def _is_taken_along(self, observation: Observation, one: Acceptance) -> bool:
@@ -511,7 +582,7 @@ class Judge:
         Acceptances of two kinds do not count: those of an instance that was retired while it was
         alive cannot be known until others hear of it. One that is not connected so far is named."""
         name = one.instance
-        if name in observation.fragments:
+        if name in observation.fragments or name in self._ends:
             return False
         if name not in self._disconnected:
             return not observation.partial and self._has_seen(observation, one)
@@ -537,16 +608,17 @@ class Judge:
             kept = [one for one in made.acceptances if self._is_kept(made, one, cut)]
             if not kept:
                 continue
-            if made.call.caller not in cut:
+            if made.call in listed:
+                kind = "calls"
+            elif (made.fate in UNSETTLED and not made.is_excused) or made.call in late:
+                kind = "late"
+            elif made.call.caller not in observation.everybody:
                 acknowledged |= {one.kept(cut) for one in kept if one.received_at}
                 kind = "orphans"
-            elif made.call in listed:
-                kind = "calls"
-            elif made.fate in UNSETTLED or made.call in late:
-                kind = "late"
+                self._has_double_orphans |= len(made.acceptances) > 1
             else:
                 kind = "duplicates"
-                is_double = len(made.acceptances) > 1 or self._is_forgetful
+                is_double = len(made.acceptances) > 1 or self._is_forgetful or made.is_excused
                 check(is_double, f"{made.call} was accepted once, and is doubled")
             expected[kind].update(one.kept(cut) for one in kept)
         # The first acceptance of a late call is late, every other one is a duplicate.
@@ -583,7 +655,8 @@ class Judge:
 
     def _judge_late(self, located: Located, cut: Cut) -> None:
         made = self.calls[located.call]
-        is_unresolved = 0 < made.stopped_at <= cut[located.call.caller]
+        at = cut.get(located.call.caller, made.stopped_at)
+        is_unresolved = 0 < made.stopped_at <= at
         # One that its caller has dropped cannot be told from a duplicate.
         check(is_unresolved or self._is_forgetful, f"{located.call} is not unresolved")
         check(made.fate in UNSETTLED or self._is_forgetful, f"{located.call} is late twice")
@@ -618,9 +691,15 @@ class Judge:
             name = reason.partition(" ")[0]
             if "too many" in reason:
                 is_true = self._is_forgetful
+            elif "accepted twice" in reason:
+                caller, _, number = reason.split(" ")[1].partition("#")
+                is_true = self.calls[CallId(caller, int(number))].is_excused
+            elif "caller had ended" in reason:
+                caller = reason.split(" ")[1].partition("#")[0]
+                is_true = caller not in observation.everybody
             elif "not connected" in reason:
                 other = reason.partition(",")[0].rpartition(" ")[2]
-                is_true = other in observation.fragments[name].state["highest_accepted"]
+                is_true = other in self._instances[name].highest_accepted
                 is_true &= other not in observation.fragments
                 is_true &= self._is_forgetful or "dropped" not in reason
                 if other in self._disconnected and "dropped" not in reason:
@@ -650,7 +729,13 @@ class Judge:
         expected = [SILENT.format(target) for target in sorted(silent)]
         expected += [f"the amounts of call {call} are not known" for call in sorted(blind)]
         expected += [f"{target} has answered without a header" for target in dict.fromkeys(bare)]
-        others = ("too many", "not connected")
+        others = (
+            "too many",
+            "not connected",
+            "caller had ended",
+            "accepted twice",
+            "the same holds",
+        )
         found = [one for one in observation.partial if not any(other in one for other in others)]
         check_equal("partial", found, expected)
 
@@ -659,6 +744,9 @@ class Judge:
         if self._is_forgetful:
             return
         late = {one.call for one in observation.late}
+        for call, made in tuple(self._unknown.items()):
+            if not self._may_be_outside(made):
+                self._not_accepted[call] = self._unknown.pop(call)
         not_accepted = unknown = 0
         for call, made in self._not_accepted.items():
             if call in late:
@@ -678,58 +766,29 @@ class Judge:
         check_equal("forgotten", observation.forgotten_count, 0)
 
     def _judge_baseline(self, observation: Observation) -> None:
-        """The baseline is that of the observation before, if it has the same instances and nothing
-        in between became unknown or turned up."""
-        before, late = self._previous, {one.call for one in observation.late}
-        is_comparable = (
-            before is not None
-            and not before.partial
-            and before.fragments.keys() == observation.fragments.keys()
-            and before.unknown.get(UNIT, 0) == observation.unknown.get(UNIT, 0)
-            and (late.isdisjoint(self._unknown) or self._is_forgetful)
-        )
-        expected = {before.baseline if before and is_comparable else observation.number}
-        if self._is_forgetful:
-            # An answer that was dropped may have arrived after all.
-            expected.add(observation.number)
-        check(observation.baseline in expected, f"the baseline is {observation.baseline}")
+        """The baseline is that of the observation before, unless that was partial, something else
+        has brought money, or an operator has begun one."""
+        before = self._previous
+        _, wanted, done = self._baseline_counts
+        is_comparable = before and not before.partial and wanted == done
+        expected = before.baseline if before and is_comparable else observation.number
+        self._baseline_counts[2] = wanted
+        check_equal("the baseline", observation.baseline, expected)
 
     def _judge_equal_totals(self, observation: Observation) -> None:
         """Exact observations with the same baseline have the same total."""
-        total = sum(one.state[UNIT] for one in observation.fragments.values())
-        total += observation.outside_states().get(UNIT, 0)
+        total = _total_of(observation)
         expected = self._totals.setdefault(observation.baseline, total)
         check_equal(f"the total since observation {observation.baseline}", total, expected)
-        self.seen["exact after deaths"] += any(observation.unknown.values())
+        self.seen["exact since a decision"] += self._was_rebased
 
-    def _judge_total(self, observation: Observation, cut: Cut) -> None:
-        """The total is what the instances had at first, if all are in the cut. Otherwise it lies
-        between bounds: an instance that is not may have taken money along or brought some."""
-        total = sum(one.state[UNIT] for one in observation.fragments.values())
-        total += observation.outside_states().get(UNIT, 0)
-        least = most = BALANCE * len(cut)
-        for made in self.calls.values():
-            caller, amount = made.call.caller, made.amount
-            count = sum(one.action <= cut.get(one.instance, 0) for one in made.acceptances)
-            if caller not in cut:
-                most += count * amount
-                least += amount if count else 0
-            elif made.action <= cut[caller] and not all(
-                one.instance in cut for one in made.acceptances
-            ):
-                least -= amount
-            for one in made.acceptances:
-                if one.instance not in cut:
-                    most += one.amount
-                    if caller in cut and 0 < one.received_at <= cut[caller]:
-                        least += one.amount
-                elif one.answered_at <= cut[one.instance] and caller not in cut:
-                    least -= one.amount if one.received_at else 0
-        if self._has_streams and least != most:
-            return
-        check(least <= total <= most, f"the total is {total}, not between {least} and {most}")
-        self.seen["exact totals"] += 1
-        self.seen["totals after deaths"] += self.has_disconnected
+    def _judge_total(self, observation: Observation) -> None:
+        """The total is what instances have brought that did not begin with what others had left. It
+        is more if a call was accepted twice of whose caller nothing is kept."""
+        if not (self.went_outside or self._was_rebased or self._has_double_orphans):
+            check_equal("the total", _total_of(observation), self._brought_at_begin)
+            self.seen["exact totals"] += 1
+            self.seen["exact totals after goodbyes"] += bool(self._ends)
 
     def _count(self, observation: Observation) -> None:
         """Count what was judged."""
@@ -754,8 +813,10 @@ class Judge:
             made.fate = located.place
             if located.place is CallPlace.ANSWERED:
                 self._settle(located)
-            elif located.record.was_answered or self._may_be_outside(made):
-                self._unknown[located.call] = made
+            elif self._may_be_outside(made):
+                made.is_excused = made.notified_at < self._excused_at
+                if not made.is_excused:
+                    self._unknown[located.call] = made
             else:
                 self._not_accepted[located.call] = made
         for located in observation.late:
@@ -769,7 +830,9 @@ class Judge:
                 self._created += self.calls[served.call].amount
                 self._settle_answer(name, served)
         for name, served in observation.orphans:
-            if served.number and served.call.caller in self._retired:
+            caller = served.call.caller
+            is_over = caller in self._retired or caller in self._ends  # and is forgotten
+            if served.number and is_over:
                 self._settle_answer(name, served)
 
     def _settle(self, located: Located) -> None:
@@ -789,3 +852,10 @@ def _kept(calls: tuple[Located, ...]) -> Counter[Kept]:
     return Counter(
         (name, served.call, served.number) for one in calls for name, served in one.served
     )
+
+
+def _total_of(observation: Observation) -> int:
+    """Return all money that an observation shows."""
+    total: int = sum(one.state[UNIT] for one in observation.fragments.values())
+    total += sum(amounts.get(UNIT, 0) for amounts in observation.ended.values())
+    return total + observation.outside_states().get(UNIT, 0)

@@ -22,10 +22,12 @@ from stillframe.protocol.calls import (
     KEPT_COUNT_MAX,
     Acknowledgement,
     AnswerHeader,
+    Baseline,
     CallId,
     CallLedger,
     Collector,
     End,
+    Farewell,
     Instance,
     InstanceFragment,
     MessageHeader,
@@ -61,9 +63,12 @@ class ServicesConfig:
             any number.
         observation_count_max: how many observations are requested.
         has_streams: whether half of the calls are streaming calls.
-        faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
-            ``outside``, ``restart`` of the collector, ``cache`` (an answer with the header of
-            another call), and ``unread`` (answers with unknown amounts).
+        is_durable: whether an instance that starts has the money that one of its service had when
+            it ended.
+        faults: what may happen too: ``stop``, ``lose``, ``double``, ``leave`` (with a goodbye),
+            ``kill``, ``disconnect``, ``outside``, ``restart`` of the collector, ``cache`` (an
+            answer with the header of another call), ``unread`` (answers with unknown amounts), and
+            ``rebase`` (an operator begins a baseline although something is unknown).
         fault_count_max: how many faults happen at most.
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
@@ -71,6 +76,7 @@ class ServicesConfig:
 
     services: dict[str, int] = field(default_factory=lambda: {"A": 1, "B": 2})
     started_count_max: int = 0
+    is_durable: bool = False
     call_counts: dict[str, int] = field(default_factory=dict)
     observation_count_max: int = 10**9
     has_streams: bool = False
@@ -193,8 +199,9 @@ class Services:
                 yield "stop", one.name, str(number)
             if target == OUTSIDE:
                 yield "close", one.name, str(number)
-        if "kill" in self.faults:
-            yield "kill", one.name
+        for end in ("kill", "leave"):
+            if end in self.faults:
+                yield end, one.name
 
     def _control_steps_of(self, one: Simulated) -> Iterator[Step]:
         if one.from_collector:
@@ -256,6 +263,8 @@ class Services:
             yield ("begin",)
         if "restart" in self.faults:
             yield ("restart",)
+        if "rebase" in self.faults and (ledger.gone or ledger.unknown):
+            yield ("rebase",)
         if self._started_count < self.config.started_count_max:
             for service in self.config.services:
                 yield "start", service
@@ -275,7 +284,7 @@ class Services:
     def _place_of(self, step: Step) -> str:
         """Return what takes a step, or which message of the network is concerned."""
         kind, *rest = step
-        if kind in ("begin", "collect", "notice", "retire", "restart"):
+        if kind in ("begin", "collect", "notice", "retire", "restart", "rebase"):
             return "collector"
         if kind in ("send", "pass"):
             call = call_of(rest[0])
@@ -427,10 +436,37 @@ class Services:
         self.instances[name].is_alive = False
         self.judge.has_disconnected = True
 
+    def _leave(self, name: str) -> None:
+        """End an instance in order: it says goodbye if it is connected."""
+        one = self.instances[name]
+        if not one.is_connected:
+            self._kill(name)
+            return
+        farewell = one.rules.farewell()
+        one.to_collector.append(farewell)
+        one.is_alive = False
+        one.tick()
+        self.judge.left_in_order(one, farewell)
+
+    def _rebase(self) -> None:
+        if (missing := self.collector.abandon()) is not None:
+            self.abandoned.append(missing)
+        ledger = self.collector.ledger
+        missed = {*ledger.gone, *ledger.strangers} - ledger.retired
+        self.collector.rebase(Baseline(0, "it was decided", "an operator"))
+        self.judge.rebased(missed)
+
     def _start(self, service: str) -> str:
         count = sum(one.service == service for one in self.instances.values()) + 1
-        name = f"{service}-{count}"
-        self.instances[name] = Simulated(name, service, self._rules, self.config.kept_count_max)
+        name = f"{service}-{count:08x}"
+        one = Simulated(name, service, self._rules, self.config.kept_count_max)
+        heirs = {other.heir for other in self.instances.values()}
+        for other in self.instances.values():
+            is_free = other.service == service and not (other.is_alive or other.heir)
+            if self.config.is_durable and is_free and one.name not in heirs:
+                one.balance, other.heir = other.balance, one.name
+                break
+        self.instances[name] = one
         if self.logs:
             self._started_count += 1
         return name
@@ -440,8 +476,13 @@ class Services:
     def _connect(self, name: str) -> None:
         one = self.instances[name]
         one.is_connected = True
-        start = self.collector.joined(name, one.rules.colour, one.rules.retirement_count)
-        self.judge.joined(name)
+        start = self.collector.joined(
+            name,
+            one.rules.colour,
+            one.rules.retirement_count,
+            began_with=one.rules.began_with(),
+        )
+        self.judge.joined(one)
         if start is not None:
             self.judge.started(start.retirement_count)
             one.from_collector.append(start)
@@ -525,6 +566,13 @@ class Services:
                 self.judge.judge(observation)
                 self.observations.append(observation)
                 self._broadcast(settlement)
+        elif isinstance(message, Farewell):
+            one = self.instances[name]
+            one.is_connected = False
+            one.from_collector.clear()
+            self.judge.ended(one)
+            if (missing := self.collector.ended(message)) is not None:
+                self.abandoned.append(missing)
         else:
             instance, acknowledgement = message
             target = self.instances[instance]
@@ -539,12 +587,7 @@ class Services:
             WrongObservation: an observation says what did not happen, or something is still kept.
         """
         for one in self.instances.values():
-            if one.is_alive and not one.is_connected:
-                if one.name not in self.collector.ledger.retired:
-                    self._connect(one.name)
-            elif one.is_connected and not one.is_alive:
-                one.to_collector.clear()
-                self._notice(one.name)
+            self._end_connection(one)
         while self._take_all(*ENDING):
             pass
         self.requests.clear()
@@ -559,6 +602,17 @@ class Services:
                 self._observe()
             self._judge_end()
             self._judge_rest(self.observations[-1])
+
+    def _end_connection(self, one: Simulated) -> None:
+        """Connect an instance that is alive, and hear the last of one that is not."""
+        if one.is_alive and not one.is_connected:
+            if one.name not in self.collector.ledger.retired:
+                self._connect(one.name)
+        elif one.is_connected and not one.is_alive:
+            while one.to_collector:
+                self._collect(one.name)
+            if one.is_connected:
+                self._notice(one.name)
 
     def _observe(self) -> None:
         """Take an observation, after who is to be retired is retired."""
@@ -616,6 +670,8 @@ WEIGHTS = {
     "send": 0.7,
     "pass": 1.0,
     "kill": 0.003,
+    "leave": 0.01,
+    "rebase": 0.1,
     "disconnect": 0.003,
     "notice": 0.3,
     "connect": 0.3,
