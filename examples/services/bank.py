@@ -2,7 +2,8 @@
 
 ``uvicorn examples.services.bank:app`` runs it. Its environment has BANK_NAME, BANK_PAYEES (the
 addresses of the banks that it pays), BANK_TARGETS (all addresses of banks), BANK_COLLECTOR,
-BANK_RATE (payments a second) and STILLFRAME_SECRET.
+BANK_RATE (payments a second) and STILLFRAME_SECRET. With BANK_FILE its balance is kept in a file,
+and the next process continues with it.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 
 import fastapi
@@ -26,13 +28,22 @@ AMOUNT_MAX = 9
 payees = os.environ["BANK_PAYEES"].split()
 rate = float(os.environ["BANK_RATE"])
 chance = Random(os.getpid())
+file = Path(os.environ["BANK_FILE"]) if "BANK_FILE" in os.environ else None
 
 
 class Books:
     """The state of a bank."""
 
     def __init__(self) -> None:
-        self.balance = BALANCE
+        self.balance = int(file.read_text()) if file and file.exists() else BALANCE
+
+    def change(self, amount: int) -> None:
+        """Add money, in memory and in the file: all in one step of the event loop."""
+        self.balance += amount
+        if file:
+            new = file.with_suffix(".new")
+            new.write_text(str(self.balance))
+            new.replace(file)
 
     def conserved(self) -> dict[str, int]:
         """Return the money in it."""
@@ -75,7 +86,7 @@ vault = agent.lock("vault")
 async def pay(payment: dict[str, int]) -> dict[str, int]:
     """Take money, and give half of it back a little later."""
     back = payment["amount"] // 2
-    books.balance += payment["amount"] - back
+    books.change(payment["amount"] - back)
     with agent.held(EUR=back):
         await asyncio.sleep(chance.random() * 0.02)
     return {"amount": back}
@@ -105,8 +116,8 @@ async def pay_others() -> None:
         amount = chance.randint(1, AMOUNT_MAX)
         if books.balance < amount:
             continue
-        books.balance -= amount
+        books.change(-amount)
         with contextlib.suppress(httpx.HTTPError):
             url = f"http://{chance.choice(payees)}{PAYING}"
             answer = await client.post(url, json={"amount": amount})
-            books.balance += answer.json()["amount"]
+            books.change(answer.json()["amount"])

@@ -183,8 +183,9 @@ class Collected:
 
 
 def money_in(observation: Observation) -> int:
-    """Return the money in an observation of banks."""
+    """Return the money in an observation of banks, and of those that have ended in order."""
     total = observation.outside_states().get("EUR", 0)
+    total += sum(amounts.get("EUR", 0) for amounts in observation.ended.values())
     for fragment in observation.fragments.values():
         state: InstanceState = fragment.state
         total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)

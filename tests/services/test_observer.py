@@ -6,33 +6,44 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
 
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import Refused, StoreError, UsageError
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import (
     Acknowledgement,
     AnswerHeader,
+    Baseline,
     CallId,
     CallLedger,
     Observation,
     ReceivedAnswers,
     RequestHeader,
 )
+from stillframe.protocol.handshake import Hello, Listener
 from stillframe.runtime.network import connection
 from stillframe.runtime.network.addresses import Address
+from stillframe.services import agent_connection as agents
 from stillframe.services import attachment, control
+from stillframe.services import observer as collectors
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
+from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import connected_agent
 from stillframe.services.observer import UNSENT_BYTES_MAX, Observer, ObserverConfig
 from tests.ports import free_port
 
 SECRET = b"the secret of a test"
 ANYWHERE = Address("127.0.0.1", 0)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an instance that ends wait for a busy machine."""
+    monkeypatch.setattr(attachment, "LEAVE_S", 60.0)
 
 
 class Collected:
@@ -730,6 +741,331 @@ def test_a_collector_that_ends_stores_what_is_complete() -> None:
         assert [one.number for one in collected.published] == [1]
 
     run(body)
+
+
+class Till:
+    """A state with money, which an application loads when it starts and stores when it ends."""
+
+    stored = 100
+
+    def __init__(self) -> None:
+        self.euros = 0
+
+    def conserved(self) -> dict[str, int]:
+        """Return its money."""
+        return {"EUR": self.euros}
+
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """Start and end."""
+        await receive()
+        await asyncio.sleep(0)
+        self.euros = Till.stored
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await asyncio.sleep(0)
+        Till.stored = self.euros
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+PAY = Message(method="POST", path="/pay", body=b"")
+
+
+def total_of(observation: Observation) -> int:
+    """Return all money in an observation."""
+    states: int = sum(one.state.conserved["EUR"] for one in observation.fragments.values())
+    ended = sum(amounts["EUR"] for amounts in observation.ended.values())
+    return states + ended + observation.outside_states().get("EUR", 0)
+
+
+def pay(payer: Agent, payee: Agent, *, is_answered: bool = True) -> None:
+    """Pay one euro. Without an answer the payer does not know whether it has."""
+    payer._state.euros -= 1  # type: ignore[attr-defined]
+    call, text = payer.request("b:80", PAY)
+    header = payee.headers.decode(RequestHeader, text or "")
+    assert header is not None
+    incoming = payee.accept(header, PAY)
+    payee._state.euros += 1  # type: ignore[attr-defined]
+    answer = payer.headers.decode(AnswerHeader, incoming.answer(None))
+    assert answer is not None
+    if is_answered:
+        call.accept_answer(answer)
+    else:
+        call.stop_waiting()
+
+
+class Restarting(Collected):
+    """A collector, a bank, and a till that is served again and again."""
+
+    bank: Agent
+
+    def __init__(self) -> None:
+        super().__init__()
+        Till.stored = 100
+        self.said: list[dict[str, Any]] = []
+
+    def agent(self, service: str, till: Till) -> Agent:
+        """Return an agent that is to connect."""
+        return connected_agent(
+            service=service,
+            state=till,
+            collector=str(self.address),
+            secret=SECRET,
+            targets=["b:80"],
+            carries=lambda message: {} if message.is_answer else {"EUR": 1},
+        )
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[Agent]:
+        """Run an instance of the till while the body runs, from its start to its end."""
+        till = Till()
+        one = self.agent("A", till)
+        received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def send(event: Any) -> None:
+            self.said.append(event)
+
+        application = ObservedApplication(till.serve, one)
+        serving = asyncio.create_task(application({"type": "lifespan"}, received.get, send))
+        await received.put({"type": "lifespan.startup"})
+        await self.until(lambda: one.rules.name in self.observer.collector.ledger.members)
+        assert self.said[-1] == {"type": "lifespan.startup.complete"}
+        try:
+            yield one
+        finally:
+            await received.put({"type": "lifespan.shutdown"})
+            await serving
+            assert self.said[-1] == {"type": "lifespan.shutdown.complete"}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the collector and the bank while the body runs."""
+        async with self.listening():
+            self.bank = self.agent("B", Till())
+            self.bank.begin()
+            await self.connected(1)
+            yield
+
+    async def observe(self) -> Observation:
+        """Take an observation."""
+        await self.observer.observe()
+        return self.published[-1]
+
+
+def test_observations_stay_exact_while_instances_restart_in_order() -> None:
+    """With the same total, whatever their last calls were: the state is loaded before an instance
+    begins and stored before it ends."""
+    collected = Restarting()
+
+    async def body() -> None:
+        names = []
+        async with collected.running():
+            for _ in range(3):
+                async with collected.served() as one:
+                    names.append(one.rules.name)
+                    pay(one, collected.bank)
+                    await collected.observe()
+                    pay(one, collected.bank)
+                    pay(one, collected.bank, is_answered=False)
+                assert one.rules.name != names[-1], "it could serve calls under its old name"
+                await collected.observe()
+        changes = [change for change in collected.members if change[0] in names]
+        assert changes == [(name, change) for name in names for change in ("joined", "ended")]
+        assert [one.partial for one in collected.published] == [()] * 6
+        assert all(one.is_exact for one in collected.published)
+        assert {(one.baseline, total_of(one)) for one in collected.published} == {(1, 100)}
+        assert collected.published[-1].ended == {"A": {"EUR": 91}}
+        assert collected.warnings == []
+
+    run(body)
+
+
+def test_after_an_instance_was_killed_nothing_is_exact_until_an_operator_decides() -> None:
+    """Its successor may have read what it has stored last. The new baseline is named and stored."""
+    collected = Restarting()
+
+    async def body() -> None:
+        async with collected.running():
+            dead = collected.agent("A", till := Till())
+            till.euros = 100
+            name, dead.start = dead.rules.name, lambda: None  # the link is one that can be cut
+            async with linked(collected.address, dead):
+                await collected.connected(2)
+                pay(dead, collected.bank)
+                assert (await collected.observe()).is_exact
+                pay(dead, collected.bank)
+            await collected.until(lambda: name in collected.observer.collector.ledger.gone)
+            async with collected.served():
+                unknown = await collected.observe()
+                decision = Baseline(0, "the money was counted", "Ada", 7.0)
+                observing = asyncio.create_task(collected.observer.observe())
+                await asyncio.sleep(0)
+                collected.failures.append(StoreError("the disk is full"))
+                with pytest.raises(StoreError, match="the disk is full"):
+                    await collected.observer.rebase(decision)
+                await observing
+                assert (await collected.observe()).gone == unknown.gone == (name,)
+                assert not unknown.is_exact
+                assert await collected.observer.rebase(decision) == (name,)
+                decided = await collected.observe()
+                assert decided.is_exact
+                assert decided.since == Baseline(
+                    decided.number, "the money was counted", "Ada", 7.0
+                )
+                assert collected.abandoned == [(3, "a new baseline begins")]
+                assert not collected.observer._timers.keys() & {name}
+
+    run(body)
+
+
+def test_a_baseline_begins_after_what_is_being_stored() -> None:
+    """The stored ledger does not show it."""
+    collected = Publishing()
+
+    async def body() -> None:
+        async with collected.begun() as observing:
+            rebasing = asyncio.create_task(collected.observer.rebase(Baseline(0, "why", "Ada")))
+            await collected.until(lambda: len(collected.observer._postponed) == 1)
+            collected.may_publish.set()
+            await observing
+            assert await rebasing == ()
+            await collected.observer.observe()
+        assert [one.since.by for one in collected.published] == ["", "Ada"]
+
+    run(body)
+
+
+def test_a_goodbye_is_confirmed_when_it_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a collector that starts again would miss the instance; its log says so."""
+    collected = Restarting()
+
+    async def body() -> None:
+        async with collected.running():
+            name = collected.bank.rules.name
+            collected.failures.append(StoreError("the disk is full"))
+            observing = asyncio.create_task(collected.observer.observe())
+            assert not await collected.bank.leave()
+            await observing
+            ledger = msgspec.msgpack.decode(collected.stored, type=CallLedger)
+            assert ledger.members == {name}
+            assert collected.observer.collector.ledger.members == set()
+            collected.bank.begin()
+            await collected.connected(1)
+            assert await collected.bank.leave()
+            assert not await collected.bank.leave(), "it was not connected again"
+        assert collected.members[1] == (name, "ended")
+        assert collected.abandoned == [(1, f"{name} has ended")]
+        [warning] = collected.warnings
+        assert f"the connection of {name} was closed: the disk is full" in warning
+        [warning] = caplog.messages
+        assert f"{name} ends, and the collector has not confirmed" in warning
+
+    run(body)
+
+
+def test_a_goodbye_counts_when_what_is_being_stored_is_stored() -> None:
+    """What the collector sends meanwhile does not concern the next instance of the process."""
+    collected = Restarting()
+
+    async def body() -> None:
+        async with collected.running():
+            name = collected.bank.rules.name
+            collected.may_publish.clear()
+            observing = asyncio.create_task(collected.observer.observe())
+            await collected.until(lambda: collected.observer._publishing is not None)
+            leaving = asyncio.create_task(collected.bank.leave())
+            await collected.until(lambda: len(collected.observer._postponed) == 1)
+            collected.may_publish.set()
+            await observing
+            assert await leaving
+            assert collected.bank.rules.colour == 0
+        assert [*collected.published[0].fragments] == [name]
+        assert collected.members[-1] == (name, "ended")
+
+    run(body)
+
+
+def test_amounts_that_are_not_known_make_observations_partial() -> None:
+    """At the begin and at the end of an instance. Nothing fails in its application."""
+    collected = Restarting()
+    state = Till()
+    state.euros = 2**60
+
+    async def body() -> None:
+        async with collected.running():
+            one = collected.agent("A", state)
+            one.begin()
+            await collected.connected(2)
+            began = await collected.observe()
+            state.euros = 0
+            await collected.observe()
+            state.euros = 2**60
+            assert await one.leave()
+            ended = await collected.observe()
+        for observation in (began, ended):
+            assert "the amounts of its state are not known" in " ".join(observation.partial)
+        assert collected.published[1].partial == ()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("of_agent", "of_collector"),
+    [("observations 2", "observations 1"), ("observations 1", "observations 2")],
+)
+def test_agents_and_collectors_of_two_versions_refuse_each_other(
+    of_agent: str, of_collector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says once which version each has, and what to do. The first version only knew that
+    something differs."""
+    monkeypatch.setattr(agents, "PROTOCOL", of_agent)
+    monkeypatch.setattr(collectors, "PROTOCOL", of_collector)
+    is_first = of_collector == "observations 1"
+    if is_first:
+        monkeypatch.setattr(collectors, "other_protocol", _first_refusal)
+    collected = Collected()
+    lost: list[object] = []
+    collected.observer.on_lost = lost.append  # type: ignore[assignment, method-assign]
+
+    async def body() -> None:
+        async with collected.listening(), linked(collected.address, agent("A")) as warnings:
+            await collected.until(lambda: len(lost) > 1)
+        sentence = (
+            f"this service speaks '{of_agent}', and the collector '{of_collector}': use the same "
+            "version of stillframe in both"
+        )
+        [warning] = warnings
+        assert f"the collector at {collected.address} was closed: " in warning
+        assert sentence in warning
+        [warning] = collected.warnings
+        assert is_first or f"an agent of 'A' at 127.0.0.1 was refused: {sentence}" in warning
+
+    run(body)
+
+
+def _first_refusal(there: str, here: str) -> str:
+    """Return what the first version says."""
+    listener = Listener(
+        secret=SECRET, epoch=0, topology_hash=here, target=None, sources=None, nonce=b""
+    )
+    with pytest.raises(Refused) as refusal:
+        listener.receive(Hello("A", None, 0, there, b""))
+    return str(refusal.value)
+
+
+def test_an_abandoned_observation_leaves_every_part_of_the_ledger_as_it_was() -> None:
+    """Nothing in the copy is a part of the original that can change."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(CallLedger)}
+    maps = {name: get_args(kind)[1] for name, kind in fields.items() if get_origin(kind) is dict}
+    nested = [name for name, kind in maps.items() if get_origin(kind) is dict]
+    values: dict[str, Any] = {name: {"A": {"B": 1}} for name in nested}
+    ledger = CallLedger(**values)
+    copied: Any = collectors._copy_of(ledger)
+    assert copied == ledger
+    for name in nested:
+        assert getattr(copied, name)["A"] is not getattr(ledger, name)["A"]
+    for name in fields:
+        value = getattr(ledger, name)
+        assert not isinstance(value, dict | set) or getattr(copied, name) is not value
 
 
 LIES: dict[str, dict[str, Any]] = {

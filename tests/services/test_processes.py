@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from random import Random
 import httpx
 import pytest
 
-from stillframe.protocol.calls import CallId, CallPlace, Observation
+from stillframe.protocol.calls import Baseline, CallId, CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.attachment import connected_agent
 from stillframe.services.http_client import ObservedTransport
@@ -102,25 +103,29 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
     """Observations go on without it, and with the one that is started in its place."""
     banks = Banks("ABC")
 
-    async def run() -> None:
+    async def run() -> float:
         async with banks.running():
             await banks.until(lambda: bool(banks.exact(3)))
             banks.end("C")
+            ended_at = time.time()
             await banks.until(lambda: any(one.disconnected for one in banks.published))
             await banks.until(lambda: len(banks.published[-1].fragments) == 2)
             banks.start("C")
             await banks.until(lambda: len(banks.published[-1].fragments) == 3)
+            return ended_at
 
-    asyncio.run(run())
+    ended_at = asyncio.run(run())
     assert {money_in(one) for one in banks.exact(3)[:1]} == {3 * BALANCE}
     [without] = [one for one in banks.published if one.disconnected]
     [dead] = without.disconnected
     assert dead.startswith("C-")
     assert dead not in without.fragments
+    # A later call was refused, and its caller may know that C is retired.
     open_to_dead = [
         call
         for call in without.calls
         if call.record.target.endswith(f":{banks.ports['C']}") and not call.served
+        if call.record.details.began_at < ended_at
     ]
     assert {call.place for call in open_to_dead} <= {CallPlace.UNKNOWN}
     [again] = [name for name in banks.published[-1].fragments if name.startswith("C-")]
@@ -129,9 +134,10 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
 
 class Payer:
     """A caller in this process, a bank in another one, and a collector that learns of its end only
-    when it may."""
+    when it may. If there is a file, the money of the bank is durable."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
         self.port = free_port()
         self.target = f"127.0.0.1:{self.port}"
         self.state = {"balance": BALANCE}
@@ -175,6 +181,7 @@ class Payer:
 
     def start(self) -> None:
         """Start the bank."""
+        durable = {} if self.file is None else {"BANK_FILE": str(self.file)}
         self._bank = subprocess.Popen(
             [
                 *(sys.executable, "-m", "uvicorn", "tests.services.kept_bank:app"),
@@ -185,18 +192,24 @@ class Payer:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
                 "BANK_COLLECTOR": self._collector,
+                **durable,
             },
         )
+
+    async def end(self) -> None:
+        """End the bank in order."""
+        self._bank.terminate()
+        await asyncio.to_thread(self._bank.wait)
 
     def kill(self) -> None:
         """Kill the bank."""
         self._bank.kill()
         self._bank.wait()
 
-    async def pay(self, *, is_kept: bool) -> None:
+    async def pay(self, **options: int) -> None:
         """Pay the bank."""
         self.state["balance"] -= AMOUNT
-        payment = {"amount": AMOUNT, "is_kept": int(is_kept)}
+        payment = {"amount": AMOUNT, **options}
         answer = await self.client.post(f"http://{self.target}/pay", json=payment, timeout=None)
         self.state["balance"] += answer.json()["amount"]
 
@@ -221,6 +234,16 @@ class Payer:
         places = [call.place for call in self.published[-1].calls] if self.published else []
         return places == [CallPlace.SERVED] * KEPT_COUNT
 
+    def is_serving(self, bank: str) -> bool:
+        """Return whether a bank serves a call in the last observation."""
+        calls = self.published[-1].calls
+        return [name for one in calls for name, served in one.served if not served.number] == [bank]
+
+    def is_observed(self, bank: str) -> bool:
+        """Return whether the last observation has a bank and the caller."""
+        fragments = self.published[-1].fragments if self.published else {}
+        return bank in fragments and len(fragments) == 2
+
     def exact(self, bank: str) -> list[Observation]:
         """Return the exact observations of a bank and the caller."""
         both = [one for one in self.published if len(one.fragments) == 2]
@@ -231,15 +254,15 @@ class Payer:
 @pytest.mark.nightly(part="soak")
 @pytest.mark.parametrize("is_noticed", by_night((False, True), check=(False,)))
 def test_a_server_is_killed_during_calls_and_starts_again_at_once(is_noticed: bool) -> None:
-    """Also if the collector notices that only afterwards: its calls are unknown, and every exact
-    total is right."""
+    """Also if the collector notices that only afterwards: its calls are unknown, so no observation
+    is exact until an operator begins a new baseline. Every exact total is right."""
     payer = Payer()
 
     async def run() -> tuple[str, str, set[CallId]]:
         async with payer.running():
             dead = await payer.bank()
-            await payer.pay(is_kept=False)
-            calls = [asyncio.create_task(payer.pay(is_kept=True)) for _ in range(KEPT_COUNT)]
+            await payer.pay()
+            calls = [asyncio.create_task(payer.pay(is_kept=1)) for _ in range(KEPT_COUNT)]
             await payer.until(payer.is_kept)
             kept = {one.call for one in payer.published[-1].calls}
             change_count = len(payer.members)
@@ -253,12 +276,15 @@ def test_a_server_is_killed_during_calls_and_starts_again_at_once(is_noticed: bo
             assert is_noticed or (dead, "left") not in payer.members
             payer.lines.passes_ends.set()
             await payer.until(lambda: any(dead in one.disconnected for one in payer.published))
-            await payer.pay(is_kept=False)
+            await payer.pay()
+            await payer.until(lambda: payer.is_observed(successor))
+            assert not payer.exact(successor)
+            await payer.observer.rebase(Baseline(0, "the money was counted", "Ada"))
             await payer.until(lambda: len(payer.exact(successor)) >= KEPT_COUNT)
             return dead, successor, kept
 
     dead, successor, kept = asyncio.run(run())
-    assert set(payer.abandoned) <= {f"{dead} was disconnected"}
+    assert set(payer.abandoned) <= {f"{dead} was disconnected", "a new baseline begins"}
     assert {money_in(one) for one in payer.exact(dead)} == {2 * BALANCE}
     taken_along = AMOUNT * (1 + KEPT_COUNT)
     assert {money_in(one) for one in payer.exact(successor)} == {2 * BALANCE - taken_along}
@@ -267,3 +293,35 @@ def test_a_server_is_killed_during_calls_and_starts_again_at_once(is_noticed: bo
     assert max(map(len, places)) == KEPT_COUNT
     assert {place for one in places for place in one} == {CallPlace.UNKNOWN}
     assert not any(one.not_accepted for one in payer.published)
+
+
+@pytest.mark.slow
+def test_a_server_with_durable_money_restarts_in_order(tmp_path: Path) -> None:
+    """On SIGTERM uvicorn answers what it serves, and then lets the application store its state and
+    say goodbye. Every observation is exact, with one total."""
+    payer = Payer(tmp_path / "money")
+
+    async def restart(name: str) -> str:
+        last = asyncio.create_task(payer.pay(is_last=1))
+        await payer.until(lambda: payer.is_serving(name))
+        await payer.end()
+        await last
+        assert payer.members[-1] == (name, "ended")
+        payer.start()
+        return await payer.bank(len(payer.members))
+
+    async def run() -> tuple[int, str]:
+        async with payer.running():
+            first = name = await payer.bank()
+            await payer.pay()
+            await payer.until(lambda: bool(payer.exact(first)))
+            for _ in range(2):
+                name = await restart(name)
+            await payer.until(lambda: bool(payer.exact(name)))
+            return payer.exact(first)[0].number, name
+
+    first, name = asyncio.run(run())
+    later = [one for one in payer.published if one.number >= first]
+    assert all(one.is_exact for one in later)
+    assert {(money_in(one), one.baseline) for one in later} == {(2 * BALANCE, first)}
+    assert later[-1].fragments[name].state.conserved == {"EUR": BALANCE + 3 * AMOUNT}

@@ -5,9 +5,12 @@ one with several processes, pay each other through proxies that lose, delay and 
 answers. The messages of the collector are late on purpose, some by seconds: otherwise a wrong rule
 would hardly ever be noticed. Every total of an exact observation must be right. Sometimes three
 banks open their vaults for each other at once, in an order that can end in a deadlock: an
-observation must find each one that its calls prove, and none must be reported at another time. At
-the end instances are killed -9 during calls and started again, some before the collector has
-noticed that they are dead. Each is named, and their calls are unknown.
+observation must find each one that its calls prove, and none must be reported at another time.
+Then banks are started again in order, one after the other: all of it stays exact. Some keep their
+balance in a file; the next process of another one begins with another balance, which an observation
+says. At the end instances are killed -9 during calls and started again, some before the collector
+has noticed that they are dead. Each is named, their calls are unknown, and nothing is exact until a
+new baseline begins.
 
 ``--mistake answer_without_colour`` lets every bank break a rule, and ends with 1 if an observation
 shows it. With ``--prompt`` the messages of the collector are not late.
@@ -20,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,7 +39,7 @@ from examples.services.bad_network import LOOPBACK, BadNetwork, Faults, Proxy
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
 from stillframe.errors import NotConsistent
 from stillframe.protocol import calls
-from stillframe.protocol.calls import CallPlace, InstanceFragment, Observation
+from stillframe.protocol.calls import Baseline, CallPlace, InstanceFragment, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.observer import Membership, Observer, ObserverConfig
 from tests.nightly import by_night
@@ -61,6 +65,10 @@ RING = ("A", "C", "D")
 OBSERVATIONS_A_RING = 25
 KILLS = by_night(("D", "A", "B", "C", "D", "B"), check=("D",))
 """The banks that are killed; the first, third and fifth one before the collector notices it."""
+RESTARTS = by_night(("A", "B", "C", "D") * 4, check=("A", "B"))
+"""The banks that are started again in order."""
+IN_MEMORY = "B"
+"""The bank that does not keep its balance: it has several processes."""
 SAME_TOTAL_COUNT = 3
 WAIT_S = 120.0
 _check_cut = calls.check_cut
@@ -151,6 +159,12 @@ class Banks:
         self._is_late = is_late
         self._members: set[str] = set()
         self._has_all = asyncio.Event()
+        self._directory = tempfile.TemporaryDirectory()
+        """Where banks keep their balances."""
+        self._joined_at = 0.0
+        """When the newest instance joined."""
+        self._doubtful: set[str] = set()
+        """The instances that were killed and noticed since the newest baseline."""
         self._kills: list[tuple[float, set[str], set[str]]] = []
         """When instances were killed, which, and the addresses at which they were."""
         self.seen: Counter[str] = Counter()
@@ -158,8 +172,6 @@ class Banks:
         self.latest: Observation | None = None
         self.disconnected: set[str] = set()
         self.totals: dict[int, int] = {}
-        self.exact_since: Counter[int] = Counter()
-        """How many exact observations had the same total, by their baseline."""
         self.alarms: list[tuple[Observation, CallDeadlock]] = []
         self.ports = {name: free_port() for name in PROCESS_COUNTS}
         self.networks = {
@@ -179,6 +191,11 @@ class Banks:
 
     def _record_member(self, name: str, change: Membership) -> None:
         (self._members.add if change == "joined" else self._members.discard)(name)
+        if change == "left":
+            self._doubtful.add(name)
+        elif change == "joined":
+            self._doubtful.discard(name)
+            self._joined_at = time.monotonic()
         if len(self._members) == INSTANCE_COUNT:
             self._has_all.set()
 
@@ -201,13 +218,17 @@ class Banks:
         if found is not None:
             self.alarms.append((observation, found))
         self._judge_calls_of_dead(observation)
-        if observation.is_exact and len(observation.fragments) == INSTANCE_COUNT:
+        if observation.is_exact and self._has_all.is_set():
             self.seen["exact observations"] += 1
             total = money_in(observation)
-            first = total if self.seen["killed"] else INSTANCE_COUNT * BALANCE
+            is_first = not (self.seen["killed"] or self.seen["started again"])
+            first = INSTANCE_COUNT * BALANCE if is_first else total
             if total != self.totals.setdefault(observation.baseline, first):
                 raise AssertionError(f"observation {observation.number} has {total} EUR")
-            self.exact_since[observation.baseline] += 1
+            if self._doubtful:
+                raise AssertionError(
+                    f"observation {observation.number} is exact without a baseline"
+                )
             for located in observation.calls:
                 self.seen[located.place.value] += 1
             self.seen["delivered twice"] += len(observation.duplicates)
@@ -267,10 +288,37 @@ class Banks:
                 "BANK_COLLECTOR": str(collector),
                 "BANK_RATE": str(RATE),
                 "BANK_MISTAKE": self._mistake,
+                **({} if name == IN_MEMORY else {"BANK_FILE": f"{self._directory.name}/{name}"}),
                 "STILLFRAME_SECRET": SECRET,
             },
             start_new_session=True,
         )
+
+    async def start_again(self, name: str, collector: Address) -> None:
+        """End a bank in order, and start it again. All of it stays exact."""
+        before = {one for one in self._members if one.startswith(name)}
+        process = self.processes.pop(name)
+        process.terminate()
+        await asyncio.to_thread(process.wait, WAIT_S)
+        await self.until(lambda: before.isdisjoint(self._members), "the goodbye of a bank")
+        self.start(name, collector)
+        self.seen["started again"] += len(before)
+        await self.until(lambda: len(self._members) == INSTANCE_COUNT, "its successor")
+        await self.exact(self.seen["exact observations"] + 1)
+        took_ms = round(1000 * (time.monotonic() - self._joined_at))
+        self.seen["ms until exact, at most"] = max(self.seen["ms until exact, at most"], took_ms)
+        await self.exact(self.seen["exact observations"] + SAME_TOTAL_COUNT)
+        assert not self._doubtful, f"left without a goodbye: {self._doubtful}"
+
+    async def start_all_again(self, collector: Address) -> None:
+        """End one bank after the other in order, and start it again."""
+        observed, exact = self.seen["observations"], self.seen["exact observations"]
+        for name in RESTARTS:
+            await self.start_again(name, collector)
+        self.seen["observations at starts in order"] += self.seen["observations"] - observed
+        self.seen["exact at starts in order"] += self.seen["exact observations"] - exact
+        assert {one.split(" has ")[-1] for one in self.abandoned} <= {"ended"}, self.abandoned
+        self.abandoned.clear()
 
     def kill(self, name: str) -> None:
         """Kill the processes of a bank."""
@@ -283,6 +331,7 @@ class Banks:
         """Run all of it, and take observations, while the body runs. Yields the address at which
         the collector is late."""
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._directory)
             for network in self.networks.values():
                 await stack.enter_async_context(network.running())
             listening = await self.observer.open(Address(LOOPBACK, 0))
@@ -357,7 +406,7 @@ class Banks:
 
     async def kill_and_start(self, name: str, collector: Address, *, is_noticed: bool) -> None:
         """Kill the instances of a bank, and start it again. Each must be named, and totals must be
-        exact again, although the money of those instances is lost.
+        exact again as soon as a new baseline begins.
 
         Args:
             name: the bank.
@@ -380,15 +429,15 @@ class Banks:
         assert is_noticed or (before <= self._members and before.isdisjoint(self.disconnected))
         self.lines.passes_ends.set()
         await self.until(lambda: before <= self.disconnected, "an observation that names it")
-        await self.until(lambda: self._is_settled(before), "its successor in observations")
-        assert set(self.abandoned) <= {f"{one} was disconnected" for one in before}
+        assert before <= self._doubtful
+        gone = await self.observer.rebase(Baseline(0, "it was killed", "the soak", time.time()))
+        assert before <= set(gone)
+        self._doubtful.clear()
+        self._kills.clear()  # it does not matter any more what they have accepted
+        await self.exact(self.seen["exact observations"] + SAME_TOTAL_COUNT)
+        reasons = {f"{one} was disconnected" for one in before} | {"a new baseline begins"}
+        assert set(self.abandoned) <= reasons, self.abandoned
         self.abandoned.clear()
-
-    def _is_settled(self, before: set[str]) -> bool:
-        """Return whether totals are exact again: three that have the same baseline."""
-        assert self.latest is not None
-        is_over = before.isdisjoint(self.latest.fragments)
-        return is_over and self.exact_since[self.latest.baseline] >= SAME_TOTAL_COUNT
 
 
 async def soak(observation_count: int, seed: int) -> Counter[str]:
@@ -400,6 +449,7 @@ async def soak(observation_count: int, seed: int) -> Counter[str]:
     banks = Banks(seed)
     async with banks.running() as collector:
         await banks.judge(observation_count)
+        await banks.start_all_again(collector)
         for number, name in enumerate(KILLS):
             await banks.kill_and_start(name, collector, is_noticed=number % 2 == 1)
     for network in banks.networks.values():

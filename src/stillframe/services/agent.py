@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
@@ -33,6 +33,7 @@ from stillframe.protocol.calls import (
     CallId,
     Captured,
     End,
+    Farewell,
     Instance,
     InstanceFragment,
     MessageHeader,
@@ -150,6 +151,8 @@ class Agent:
         self.start: Callable[[], None] = lambda: None
         """Connects this process to the collector, unless it is connected. Middleware calls it in
         the event loop."""
+        self.say_goodbye: Callable[[], Awaitable[bool]] = _is_not_connected
+        """Sends the `farewell` to the collector. Returns whether the collector has stored it."""
         self._stored_fields = tuple(stored_fields)
         self._always: dict[str, None] = {}
         for name in shared:
@@ -172,11 +175,12 @@ class Agent:
         self.threads = ThreadSteps()
 
     def _new_rules(self) -> Instance:
-        return Instance(f"{self.service}-{secrets.token_hex(4)}", self._capture)
+        name = f"{self.service}-{secrets.token_hex(4)}"
+        return Instance(name, self._capture, amounts=self._amounts)
 
     def rename(self) -> None:
-        """Begin again as another instance: the collector has retired this one. Open calls are
-        forgotten."""
+        """Begin again as another instance: the collector has retired this one, or it has said
+        goodbye. Open calls are forgotten."""
         self.rules = self._new_rules()
         self.was_connected = False
         if self.open_ends:
@@ -189,6 +193,22 @@ class Agent:
             self._renamed = None
 
     # --- what middleware calls
+
+    def begin(self) -> None:
+        """Connect to the collector before the application acts on anything, so that it is known
+        which amounts its state begins with."""
+        self.start()
+        self.rules.began_with()
+
+    def farewell(self) -> Farewell:
+        """Return what this instance says when it ends in order. This process is another instance
+        from now on."""
+        with self.threads.between():
+            said = self.rules.farewell()
+            reasons = self._reasons_why_partial()
+        self.rename()
+        fragment = msgspec.structs.replace(said.fragment, partial=reasons)
+        return msgspec.structs.replace(said, fragment=fragment)
 
     def request(
         self,
@@ -345,6 +365,22 @@ class Agent:
 
     # --- what applications call
 
+    async def leave(self) -> bool:
+        """Say goodbye to the collector, so that observations stay exact without this instance.
+        ASGI applications need not call it: the middleware does when they have shut down.
+
+        Call it in the event loop that serves, after all calls and what stores the state, as the
+        last thing before the loop ends. It waits for the collector for up to two seconds, and never
+        fails. An application that serves calls afterwards is another instance.
+
+        Returns:
+            Whether the collector has confirmed it.
+
+        Example:
+            ``await server.stop(5); await agent.leave()``
+        """
+        return await self.say_goodbye()
+
     @contextlib.contextmanager
     def held(self, **amounts: int) -> Iterator[None]:
         """Declare amounts that a local variable of a handler holds while the body runs.
@@ -414,9 +450,35 @@ class Agent:
                 yield Arrival(str(header.call), self.activity_of(one.task))
 
     def _capture_between_steps(self, held_by_threads: list[Amounts]) -> Captured:
-        held: dict[str, int] = {}
-        for amounts in (*self._held.values(), *held_by_threads):
-            add_amounts(held, amounts)
+        partial = self._reasons_why_partial()
+        encoded, conserved = _EMPTY_MAP, NOTHING
+        try:
+            fields = _encoder.encode(with_ordered_sets(self._fields()))
+            msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
+            conserved = self._conserved()
+            encoded = fields
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the same
+            partial += (utf8(f"its state could not be captured: {describe(error)}"),)
+        pools = (one.connections() for one in self.pools)
+        locks = (
+            *(lock.record() for lock in self._locks if lock.is_held),
+            *(lock for lock in pools if lock is not None),
+        )
+        state = InstanceState(
+            encoded,
+            self._held_with(held_by_threads),
+            dict(conserved),
+            locks,
+            self._task_waits(),
+            self.ignored_count,
+            arrivals=tuple(self._arrived()),
+        )
+        return Captured(state, partial)
+
+    def _reasons_why_partial(self) -> tuple[str, ...]:
+        """Return why a cut at this moment may not show everything, apart from the state."""
         partial = [*self._always, *self._once, *map(_made, self._reasons.values())]
         partial += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         partial += [
@@ -431,27 +493,33 @@ class Agent:
             partial.append("a step of the event loop waits for something: use held there")
         if self._renamed is not None:
             partial.append("it was renamed while calls were open that have not ended")
-        encoded, conserved = _EMPTY_MAP, NOTHING
-        try:
-            fields = _encoder.encode(with_ordered_sets(self._fields()))
-            msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
-            if hasattr(self._state, "conserved"):
-                conserved = amounts_in(self._state.conserved())
-            encoded = fields
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the same
-            partial.append(f"its state could not be captured: {describe(error)}")
-        pools = (one.connections() for one in self.pools)
-        locks = (
-            *(lock.record() for lock in self._locks if lock.is_held),
-            *(lock for lock in pools if lock is not None),
-        )
-        state = InstanceState(
-            *(encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count),
-            arrivals=tuple(self._arrived()),
-        )
-        return Captured(state, tuple(utf8(one) for one in partial if one))
+        return tuple(utf8(one) for one in partial if one)
+
+    def _held_with(self, held_by_threads: list[Amounts]) -> dict[str, int]:
+        """Return the amounts that handlers hold, in the event loop and in threads."""
+        held: dict[str, int] = {}
+        for amounts in (*self._held.values(), *held_by_threads):
+            add_amounts(held, amounts)
+        return held
+
+    def _conserved(self) -> dict[str, int]:
+        """Return the amounts in the state, by code of the application."""
+        state: Any = self._state
+        return amounts_in(state.conserved()) if hasattr(state, "conserved") else {}
+
+    def _amounts(self) -> Amounts:
+        """Return all amounts that the instance has. If they are not known, which the next fragment
+        says, these are none."""
+        with self.threads.between() as held_by_threads:
+            found = self._held_with(held_by_threads)
+            try:
+                add_amounts(found, self._conserved())
+                return amounts_in(found)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - no request fails because of it
+                self._once[f"the amounts of its state are not known: {describe(error)}"] = None
+                return NOTHING
 
     def _task_waits(self) -> tuple[TaskWait, ...]:
         name = self.activity_of
@@ -700,6 +768,11 @@ def _check_texts(name: str, texts: Any) -> None:
     is_one = isinstance(texts, str | bytes) or not isinstance(texts, Collection)
     if is_one or not all(isinstance(one, str) for one in texts):
         raise UsageError(f"{name} is {repr_of(texts)}: give a list of texts")
+
+
+async def _is_not_connected() -> bool:
+    """Return that no collector has stored the end of an agent that has none."""
+    return False
 
 
 def _nothing(_: Message) -> Amounts:

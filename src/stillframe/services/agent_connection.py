@@ -12,7 +12,7 @@ from stillframe.errors import ProtocolViolation, Refused, StillframeError, descr
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.calls import InstanceFragment
-from stillframe.protocol.handshake import Challenge
+from stillframe.protocol.handshake import Challenge, Declined
 from stillframe.protocol.handshake import Welcome as Greeted
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import explain_unreadable
@@ -27,7 +27,9 @@ ACKNOWLEDGE_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
-PROTOCOL = "observations 1"
+PROTOCOL = "observations 2"
+"""What agents and collectors say to each other. Each version has another number."""
+_FIRST_PROTOCOL = "observations 1"
 _decode: Callable[[bytes], control.ToAgent] = msgspec.msgpack.Decoder(control.ToAgent).decode
 
 
@@ -46,6 +48,8 @@ class _CollectorConnection(OutboundConnection):
         self.error: StillframeError | None = None
         self.was_answered = False
         self.must_rename = False
+        self.has_left = False
+        self._is_leaving = False
         self._agent = agent
         self._waiting = waiting
         self._welcomed = welcomed
@@ -68,6 +72,7 @@ class _CollectorConnection(OutboundConnection):
                     agent.rules.colour,
                     agent.rules.retirement_count,
                     agent.was_connected,
+                    dict(agent.rules.began_with()),
                 )
             )
 
@@ -81,11 +86,19 @@ class _CollectorConnection(OutboundConnection):
                     "it has another secret: give this service, as secret=, the one that "
                     "'stillframe observe' has in STILLFRAME_SECRET or the file of --secret-file"
                 ) from None
+            if isinstance(frame, Declined) and frame.reason.startswith("the topologies differ"):
+                # Later ones name their own protocol.
+                raise Refused(other_protocol(PROTOCOL, _FIRST_PROTOCOL)) from None
             raise
 
     def _act(self, message: control.ToAgent) -> None:
         agent = self._agent
+        if self._is_leaving and not isinstance(message, control.Ended):
+            return  # it is about the instance that has ended
         match message:
+            case control.Ended():
+                self.has_left = self._is_leaving
+                self.close()
             case control.Welcome():
                 self.is_open = agent.was_connected = True
                 self._welcomed()
@@ -114,6 +127,11 @@ class _CollectorConnection(OutboundConnection):
             except Exception as error:  # noqa: BLE001 - no request fails because of it
                 self.crashed(error)
                 self.close()
+
+    def say_goodbye(self) -> None:
+        """Send the farewell of the agent, as the last message."""
+        self._is_leaving, self.is_open = True, False
+        self.send(control.Goodbye(self._agent.farewell()))
 
     def acknowledge(self) -> None:
         """Send the acknowledgements that are due."""
@@ -162,6 +180,7 @@ class CollectorLink:
         self._waiting: deque[InstanceFragment] = deque(maxlen=FRAGMENT_COUNT_MAX)
         self._connection: _CollectorConnection | None = None
         self._last_warning = ""
+        self._is_open = asyncio.Event()
         agent.on_fragment = self._report
 
     def _report(self, fragment: InstanceFragment) -> None:
@@ -183,7 +202,20 @@ class CollectorLink:
         """Begin to connect in the running event loop. A connection of an earlier one is forgotten,
         and so is that of the process that this one was forked from."""
         self._connection = None
+        self._is_open = asyncio.Event()
         return asyncio.get_running_loop().create_task(self.run())
+
+    async def leave(self) -> bool:
+        """Say goodbye, once there is a connection. Return whether the collector has stored it; at
+        once if there has been no connection under this name."""
+        if self._connection is None and not self._agent.was_connected:
+            return False
+        await self._is_open.wait()
+        connection = self._connection
+        assert connection is not None, "it is open"
+        connection.say_goodbye()
+        await connection.closed.wait()
+        return connection.has_left
 
     async def run(self) -> None:
         """Connect, again and again, until cancelled."""
@@ -198,6 +230,9 @@ class CollectorLink:
                     connection.abort()
                     raise
                 self._connection = None
+                self._is_open.clear()
+                if connection.has_left:
+                    return
                 if connection.must_rename:
                     self._agent.rename()
                 elif (why := self._failure(connection)) is not None:
@@ -245,6 +280,7 @@ class CollectorLink:
 
     def _welcomed(self) -> None:
         """Say that the agent is connected, if there was a warning."""
+        self._is_open.set()
         if self._last_warning:
             self._last_warning = ""
             self._warn(f"connected to the collector at {self._address} as {self._agent.rules.name}")
@@ -254,6 +290,15 @@ class CollectorLink:
         if warning != self._last_warning:
             self._last_warning = warning
             self._warn(warning)
+
+
+def other_protocol(service: str, collector: str) -> str:
+    """Return why an agent and a collector of two versions cannot speak with each other."""
+    return (
+        f"this service speaks {service!a}, and the collector {collector!a}: use the same "
+        "version of stillframe in both, so upgrade the one with the lower number; the service runs "
+        "on, unobserved"
+    )
 
 
 @contextlib.contextmanager

@@ -97,8 +97,9 @@ class ObservedApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection or a request."""
-        self._agent.start()
         kind = scope["type"]
+        if kind != "lifespan":
+            self._agent.begin()
         if (outer := scope.get(_AGENT)) is not None:
             if outer is not self._agent:
                 # The outer one takes part, and the state of this one is captured in another step.
@@ -112,6 +113,8 @@ class ObservedApplication:
                 lambda: f"a WebSocket on {scope['path']} crosses the cut"
             ):
                 await self._application(scope, receive, send)
+        elif kind == "lifespan":
+            await self._application(scope, receive, self._between_ends(send))
         elif kind != "http":
             await self._application(scope, receive, send)
         elif (header := self._header(scope)) is not None:
@@ -119,6 +122,19 @@ class ObservedApplication:
                 await self._serve(scope, receive, send, header, arriving)
         else:
             await self._serve_unobserved(scope, receive, send)
+
+    def _between_ends(self, send: Send) -> Send:
+        """Return a function that sends the events of a lifespan. An application has its state when
+        it has started, and has sent its last message when it has shut down."""
+
+        async def observed(event: Event) -> None:
+            if event["type"] == "lifespan.startup.complete":
+                self._agent.begin()
+            elif event["type"] == "lifespan.shutdown.complete":
+                await self._agent.leave()
+            await send(event)
+
+        return observed
 
     def _header(self, scope: Scope) -> RequestHeader | None:
         text = _text_in(scope)

@@ -11,7 +11,7 @@ from typing import Any, Required, TypedDict
 
 from starlette.middleware import Middleware
 
-from stillframe.errors import UsageError, repr_of
+from stillframe.errors import UsageError, describe, repr_of
 from stillframe.process import Message, check_names
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
@@ -24,6 +24,8 @@ COLLECTOR_PORT = 8650
 _SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
 WARN_AFTER_S = 5.0
 """A loop that runs for this time after the task that connects was cancelled is not ending."""
+LEAVE_S = 2.0
+"""How long an instance that ends waits for the collector."""
 _log = logging.getLogger("stillframe.services")
 
 
@@ -160,7 +162,8 @@ def connected_agent(
         shared=shared,
     )
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
-    agent.start = _Started(agent, link).start
+    started = _Started(agent, link)
+    agent.start, agent.say_goodbye = started.start, started.leave
     return agent
 
 
@@ -241,6 +244,31 @@ class _Started:
             self._others.clear()
         self._task = self._link.start()
         self._task.add_done_callback(self._on_ended)
+
+    async def leave(self) -> bool:
+        """Say goodbye, if the current event loop is the one that connects. Return whether the
+        collector has stored it."""
+        task = self._task
+        is_ours = self._pid == os.getpid() and asyncio.get_running_loop() is self._loop
+        if task is None or not is_ours:
+            return False
+        name, was_connected = self._agent.rules.name, self._agent.was_connected
+        has_left = False
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                has_left = await self._link.leave()
+        except Exception as error:  # noqa: BLE001 - no shutdown fails because of an observation
+            _log.debug("goodbye of %s: %s", name, describe(error))
+        if self._task is task:
+            self._task = None
+        task.cancel()
+        if was_connected and not has_left:
+            _log.warning(
+                "%s ends, and the collector has not confirmed that it did so in order: what it did "
+                "last is unknown, and observations are not exact until 'stillframe baseline'",
+                name,
+            )
+        return has_left
 
     def _add_second(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let observations be partial while a second event loop serves the application."""

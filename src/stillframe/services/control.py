@@ -5,6 +5,7 @@ import msgspec
 from stillframe.protocol.activities import Count
 from stillframe.protocol.calls import (
     Acknowledgement,
+    Farewell,
     InstanceFragment,
     Name,
     ObservationStart,
@@ -20,12 +21,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
         colour: its colour.
         retirement_count: its count of retirements.
         was_connected: whether it was connected before under this name.
+        began_with: the amounts that its state had before its first message, by unit.
     """
 
     instance: Name
     colour: Count
     retirement_count: Count
     was_connected: bool
+    began_with: dict[str, int]
 
 
 class Captured(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +44,13 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     acknowledgement: Acknowledgement
 
 
-FromAgent = Join | Captured | Forward
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """The last message of an agent: its instance ends in order."""
+
+    farewell: Farewell
+
+
+FromAgent = Join | Captured | Forward | Goodbye
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -70,4 +79,8 @@ class Acknowledged(msgspec.Struct, frozen=True, tag=True):
     acknowledgement: Acknowledgement
 
 
-ToAgent = Welcome | Rename | Begin | Settle | Acknowledged
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The goodbye of the agent is stored."""
+
+
+ToAgent = Welcome | Rename | Begin | Settle | Acknowledged | Ended

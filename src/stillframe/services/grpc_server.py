@@ -58,7 +58,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._agent = agent
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
-            agent.start()
+            agent.begin()
 
     async def intercept_service(
         self,
@@ -67,7 +67,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> grpc.RpcMethodHandler | None:
         """Return the handler of a call; one that takes part if the call has a header."""
         agent = self._agent
-        agent.start()
+        agent.begin()
         has_others = _has_others(continuation)
         handler = await continuation(handler_call_details)
         header = header_in(agent, RequestHeader, handler_call_details.invocation_metadata)

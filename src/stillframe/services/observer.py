@@ -19,10 +19,14 @@ from stillframe.errors import (
 )
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.activities import InstanceState, service_of
+from stillframe.protocol.activities import NUMBER_MAX, InstanceState, service_of
 from stillframe.protocol.calls import (
+    UNIT_COUNT_MAX,
+    Amounts,
+    Baseline,
     CallLedger,
     Collector,
+    Farewell,
     InstanceFragment,
     Missing,
     Observation,
@@ -36,14 +40,15 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
 from stillframe.services.agent import NAME_LENGTH_MAX
-from stillframe.services.agent_connection import PROTOCOL
+from stillframe.services.agent_connection import PROTOCOL, other_protocol
 from stillframe.services.headers import COLOUR_MAX
 
 UNSENT_BYTES_MAX = 2**24
 """An agent that has so much to read is sent no more acknowledgements."""
 UNPROVED_COUNT_MAX = 100
-"""How many agents that have another secret are remembered, so that each is reported once."""
-Membership = Literal["joined", "left"]
+"""How many agents that have another secret or protocol are remembered, so that each is reported
+once."""
+Membership = Literal["joined", "left", "ended"]
 _decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
 
 
@@ -62,8 +67,12 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     interval_s: float = 1.0
     timeout_s: float = 10.0
-    retire_s: float = 30.0
+    retire_s: float = 300.0
     certificates: str | None = None
+
+
+class _OtherProtocol(Refused):
+    """An agent of another version of stillframe."""
 
 
 class _AgentConnection(InboundConnection):
@@ -80,9 +89,11 @@ class _AgentConnection(InboundConnection):
     def take(self, frame: wire.Frame) -> None:
         """Pass on a message of the agent."""
         if not isinstance(frame, wire.Control):
-            name = self.authenticate(frame)
             if isinstance(frame, Hello):
                 self._claimed = frame.source
+                if frame.topology_hash != PROTOCOL:
+                    raise _OtherProtocol(other_protocol(frame.topology_hash, PROTOCOL))
+            name = self.authenticate(frame)
             if name is not None:
                 self._service = name
                 self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
@@ -108,8 +119,11 @@ class _AgentConnection(InboundConnection):
         detail = f"the connection of {self.instance or self.peer} was closed: {error}"
         if self._service is not None:
             self._observer.warn(detail)
+            return
+        self.decline(error)
+        if isinstance(error, _OtherProtocol):
+            self._observer.on_refused(f"{self._who()} was refused: {error}")
         else:
-            self.decline(error)
             self._observer.acceptor.refused(detail)
 
     def crashed(self, error: Exception) -> None:
@@ -120,9 +134,17 @@ class _AgentConnection(InboundConnection):
         """Record that the agent is disconnected. One with another secret says nothing before."""
         is_ours = self._is_aborted or self.transport is None
         if self._claimed and self._service is None and not is_ours:
-            self._observer.on_unproved(self._claimed, self.peer.rpartition(":")[0])
+            self._observer.on_refused(
+                f"{self._who()} has closed its connection before it had proved that it knows the "
+                "secret: give it, as secret=, the one that this collector has in STILLFRAME_SECRET "
+                "or the file of --secret-file"
+            )
         super().connection_lost(exc)
         self._observer.on_lost(self)
+
+    def _who(self) -> str:
+        host = self.peer.rpartition(":")[0]
+        return f"an agent of {self._claimed[:NAME_LENGTH_MAX]!a} at {host}"
 
 
 class Observer:
@@ -139,7 +161,7 @@ class Observer:
         store: stores the ledger, after each other change of it.
         abandoned: takes the number of an observation that was abandoned, and why.
         warn: takes a sentence about a connection.
-        member: takes the name of an instance, and whether it joined or left.
+        member: takes the name of an instance, and whether it joined, left, or ended in order.
     """
 
     def __init__(
@@ -168,7 +190,7 @@ class Observer:
         self._connections: dict[str, _AgentConnection] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
-        self._unproved: deque[str] = deque(maxlen=UNPROVED_COUNT_MAX)
+        self._refused: deque[str] = deque(maxlen=UNPROVED_COUNT_MAX)
         self._publishing: asyncio.Task[None] | None = None
         self._postponed: list[tuple[_AgentConnection | None, Callable[[], None]]] = []
 
@@ -206,6 +228,44 @@ class Observer:
                 self._end(missing, f"no fragment of {names} in {self._config.timeout_s:g} s")
             if self._publishing is not None:
                 await self._ended.wait()
+
+    async def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+        """Begin a new baseline, because an operator has decided that what is unknown does not
+        matter any more. An observation that is pending is abandoned; one that is being stored is
+        stored before.
+
+        Returns:
+            The instances that were gone. They must not connect again under their names.
+
+        Raises:
+            StoreError: it could not be stored. Then it has not begun.
+        """
+        rebased: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+
+        def begin() -> None:
+            if rebased.cancelled():
+                return
+            try:
+                rebased.set_result(self._rebase(baseline))
+            except Exception as error:  # noqa: BLE001 - it is for the operator
+                rebased.set_exception(error)
+
+        self._change(begin)
+        return await rebased
+
+    def _rebase(self, baseline: Baseline) -> tuple[str, ...]:
+        before = _copy_of(self.collector.ledger)
+        if (missing := self.collector.abandon()) is not None:
+            self._end(missing, "a new baseline begins")
+        gone = self.collector.rebase(baseline)
+        try:
+            self._store(self.collector.ledger)
+        except Exception:
+            self.collector.ledger = before
+            raise
+        for name in self._timers.keys() & self.collector.ledger.retired:
+            self._timers.pop(name).cancel()
+        return gone
 
     async def close(self) -> None:
         """Accept nothing more, and disconnect every agent, when what is being stored is stored."""
@@ -245,9 +305,17 @@ class Observer:
                 self._check_counted(
                     message.retirement_count, self.collector.ledger.retirement_count
                 )
+                _check_amounts(message.began_with)
                 self._change(lambda: self._join(connection, message), connection)
             case control.Captured(fragment) if fragment.instance == connection.instance:
                 self._take(message)
+            case control.Goodbye(farewell) if farewell.fragment.instance == connection.instance:
+                self._check_counted(farewell.fragment.observation, self.collector.number)
+                check_fragment(farewell.fragment)
+                _check_amounts(farewell.amounts)
+                if farewell.fragment.state is not None:
+                    raise ProtocolViolation("its farewell has a state")
+                self._change(lambda: self._end_in_order(connection, farewell), connection)
             case control.Forward(instance, acknowledgement):
                 self._check_counted(acknowledgement.colour, self.collector.number)
                 target = self._connections.get(instance)
@@ -278,13 +346,29 @@ class Observer:
             self._timers.pop(name).cancel()
         connection.instance = name
         self._connections[name] = connection
-        start = self.collector.joined(name, join.colour, join.retirement_count)
+        start = self.collector.joined(
+            name, join.colour, join.retirement_count, began_with=join.began_with
+        )
         # If that fails, the connection is closed, and the agent tries again.
         self._store(self.collector.ledger)
         self._member(name, "joined")
         connection.send(control.Welcome())
         if start is not None:
             connection.send(control.Begin(start))
+
+    def _end_in_order(self, connection: _AgentConnection, farewell: Farewell) -> None:
+        name = farewell.fragment.instance
+        if self._connections.get(name) is not connection:
+            return
+        del self._connections[name]
+        missing = self.collector.ended(farewell)
+        self._member(name, "ended")
+        if missing is not None:
+            self._end(missing, f"{name} has ended")
+        # If that fails, it is not confirmed, and a collector that starts again misses the instance.
+        self._store(self.collector.ledger)
+        connection.send(control.Ended())
+        connection.close()
 
     def _take(self, message: control.Captured) -> None:
         fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
@@ -357,16 +441,11 @@ class Observer:
 
     # --- disconnections
 
-    def on_unproved(self, service: str, host: str) -> None:
-        """Report an agent that has not proved that it knows the secret: once for its address,
-        unless there were many others since."""
-        sentence = (
-            f"an agent of {service[:NAME_LENGTH_MAX]!a} at {host} has closed its connection before "
-            "it had proved that it knows the secret: give it, as secret=, the one that this "
-            "collector has in STILLFRAME_SECRET or the file of --secret-file"
-        )
-        if sentence not in self._unproved:
-            self._unproved.append(sentence)
+    def on_refused(self, sentence: str) -> None:
+        """Report an agent that tries again and again in vain: once, unless there were many others
+        since."""
+        if sentence not in self._refused:
+            self._refused.append(sentence)
             self.acceptor.refused(sentence)
 
     def on_lost(self, connection: _AgentConnection) -> None:
@@ -413,14 +492,26 @@ class Observer:
 
 
 def _copy_of(ledger: CallLedger) -> CallLedger:
-    """Return a copy; the calls in it do not change."""
+    """Return a copy; the calls and fragments in it do not change."""
     fields = msgspec.structs.asdict(ledger)
     copied: dict[str, Any] = {
-        name: value if isinstance(value, int) else value.copy() for name, value in fields.items()
+        name: value.copy() if isinstance(value, dict | set) else value
+        for name, value in fields.items()
     }
-    for name in ("disconnected", "strangers"):
-        copied[name] = {one: dict(heard) for one, heard in copied[name].items()}
+    for name in ("disconnected", "strangers", "ended"):
+        copied[name] = {one: dict(amounts) for one, amounts in copied[name].items()}
     return CallLedger(**copied)
+
+
+def _check_amounts(amounts: Amounts) -> None:
+    """Raise a ProtocolViolation if no instance could have these amounts."""
+    if len(amounts) > UNIT_COUNT_MAX:
+        raise ProtocolViolation(f"its amounts have more than {UNIT_COUNT_MAX} units")
+    for unit, amount in amounts.items():
+        if abs(amount) > NUMBER_MAX:
+            raise ProtocolViolation(
+                f"its amount of {unit!a} is above {NUMBER_MAX}: use a larger unit"
+            )
 
 
 def _state_of(fragment: InstanceFragment) -> InstanceState:
