@@ -21,6 +21,7 @@ from stillframe.detect.observations import resolve_observed
 from stillframe.detect.predicate import Verdict
 from stillframe.protocol.activities import CallDetails, InstanceState
 from stillframe.protocol.calls import (
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -90,7 +91,7 @@ def observation(number: int) -> Observation:
         created={},
         forgotten_count=0,
         partial=(),
-        baseline=1,
+        since=Baseline(1),
     )
 
 

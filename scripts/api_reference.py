@@ -184,7 +184,7 @@ NOT_CONSTRUCTED = frozenset(
 )
 """Classes whose objects are only returned: their constructors are not public."""
 MEMBERS = {
-    "Agent": "held lock step",
+    "Agent": "held leave lock step",
     "Assembler": "",
     "Awaited": "",
     "Batch": "last messages",

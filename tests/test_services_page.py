@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from typer.testing import Result
@@ -202,7 +203,8 @@ def see_a_deadlock(deployment: Deployment, closing: list[str]) -> None:
 
 
 def test_the_short_programs_do_what_the_page_says(deployment: Deployment) -> None:
-    """What is held is captured, a thread changes the state in one step, and no answer is lost."""
+    """What is held is captured, a thread changes the state in one step, no answer is lost, and a
+    server of gRPC ends with a goodbye."""
     agent = Agent("bank", dict, secret=SECRET.encode())
 
     def program(name: str) -> dict[str, Any]:
@@ -225,5 +227,14 @@ def test_the_short_programs_do_what_the_page_says(deployment: Deployment) -> Non
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             await program("gather")["collect"](client, vault)
         assert vault["EUR"] == 10
+        said: list[bool] = []
+
+        async def say_goodbye() -> bool:
+            said.append(True)
+            return True
+
+        agent.say_goodbye = say_goodbye
+        await program("leave")["stop"](grpc.aio.server(), agent)
+        assert said == [True]
 
     asyncio.run(run())

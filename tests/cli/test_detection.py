@@ -91,6 +91,19 @@ def test_the_answer_can_be_json(call: Call, money: Path) -> None:
     assert (found["found"], found["not_stable"]) == ("no processes keep each other blocked", None)
 
 
+def test_a_loss_needs_two_snapshots(call: Call, tmp_path: Path) -> None:
+    """The first one has nothing to be compared with."""
+    store = Store.create(tmp_path / "new", description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(95, "", []))
+    store.close()
+    result = call("detect", tmp_path / "new", "loss", *PURSES)
+    assert result.exit_code == 3
+    assert "not decided: loss compares with the oldest snapshot, and there is none but A-1" in (
+        result.stdout
+    )
+
+
 def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path: Path) -> None:
     """It held once and does not any more: then it can say nothing of now."""
     path = tmp_path / "spent"
@@ -100,7 +113,7 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
     publish(store, 2, state_of(5, "", []))
     store.close()
     result = call("detect", path, f"{__name__}:is_rich", *PURSES)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "is_rich is not stable: it held in snapshot A-1 and not in A-2" in result.stdout
     found = json.loads(call("detect", path, f"{__name__}:is_rich", *PURSES, "--json").stdout)
     assert found["not_stable"] == ["A-1", "A-2"]

@@ -16,7 +16,8 @@ import pytest
 
 from stillframe.cli.observations import difference
 from stillframe.detect.complete_tables import TABLES
-from stillframe.protocol.calls import SILENT
+from stillframe.detect.observations import FIRST
+from stillframe.protocol.calls import SILENT, Baseline
 from stillframe.sim.service_judge import UNIT
 from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
@@ -58,7 +59,8 @@ def test_list_shows_what_each_observation_has(original: Path, call: Call) -> Non
     assert first[0] == "1"
     assert first[-6:-2] == ["3", "14", "16", "1"]
     assert "5 observations; none can be restored" in result.stdout
-    assert "not exact: it is unknown whether some calls were accepted (in 1, 3" in result.stdout
+    assert "not exact: B-00000002 has left without a goodbye: it is unknown what" in result.stdout
+    assert "totals are comparable since observation 1 (it is the first one" in result.stdout
     document = json.loads(call("list", original, "--json").stdout)
     assert [one["number"] for one in document["observations"]] == [1, 3, 4, 5, 6]
 
@@ -207,7 +209,30 @@ def test_nothing_is_lost_in_exact_observations(bank: Path, call: Call) -> None:
     found = detected(call, bank, "loss", 1)
     assert found["held"] == []
     assert found["observation_count"] > 1
-    assert "nothing is missing" in found["found"]
+    first = ObservationReader(bank).numbers()[0]
+    assert re.fullmatch(
+        rf"nothing is missing: .*, compared with observation {first}", found["found"]
+    )
+    [begun] = found["baselines"]
+    assert begun["baseline"] == first
+    assert found["not_evaluated"] == [{"reason": FIRST, "observations": [[first, first]]}]
+
+
+def test_what_a_baseline_alone_has_is_not_decided(bank: Path, tmp_path: Path, call: Call) -> None:
+    """Of one that begins there is nothing to compare. Those before stay comparable."""
+    store = shutil.copytree(bank, tmp_path / "seen")
+    newest = ObservationReader(store).newest()
+    begun: dict[str, Any] = {"baseline_why": "compared by hand"}
+    begun |= {"baseline_by": "ada", "baseline_at": 1000.0}
+    rewrite(store, newest, baseline=newest, **begun)
+    result = call("detect", store, "loss")
+    assert result.exit_code == 3
+    assert f"since observation {newest} (1970-01-01 00:16:40.000 UTC, by ada: because" in (
+        result.stdout
+    )
+    assert f"not decided: since observation {newest} there are no two exact ones" in result.stdout
+    assert "before, loss holds in none of 3 observations: nothing is missing" in result.stdout
+    assert detected(call, store, "loss", 3)["holds"] is None
 
 
 def test_a_loss_is_found_from_the_first_observation_on(
@@ -253,7 +278,9 @@ def test_sql_is_evaluated_where_the_tables_that_it_reads_are_complete(
         "a-1: /b runs in a thread, so the state may be torn",
     )
     partial = msgspec.structs.replace(crowd(2, 2), partial=(keeps, torn))
-    store = stored(tmp_path / "seen", partial, msgspec.structs.replace(deadlocked(2), baseline=2))
+    store = stored(
+        tmp_path / "seen", partial, msgspec.structs.replace(deadlocked(2), since=Baseline(2))
+    )
     calls = "select count(*) = 2 from calls"
     found = detected(call, store, calls, 0)
     assert found["found"] == (
@@ -268,9 +295,10 @@ def test_sql_is_evaluated_where_the_tables_that_it_reads_are_complete(
     assert f"not evaluated: {silent} (in 2)" in call("detect", store, calls).stdout
     assert "reads no table" in detected(call, store, "select true", 0)["found"]
     result = call("detect", store, "select total = 200 from amounts")
-    assert result.exit_code == 2
+    assert result.exit_code == 3
+    assert "could not be evaluated in any observation" in result.stdout
     for reason in (f"{keeps} (in 1)", f"{torn} (in 1)", f"{silent} (in 2)", f"{fate} (in 2)"):
-        assert reason in " ".join(result.stderr.split())
+        assert reason in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -350,7 +378,8 @@ def test_amounts_are_not_judged_in_observations_that_are_not_exact(
     """A deadlock is, since calls and locks prove it."""
     filled(tmp_path / "seen", "outside", 13).close()
     result = call("detect", tmp_path / "seen", "loss")
-    assert (result.exit_code, "cannot be evaluated in any" in result.stderr) == (2, True)
+    assert (result.exit_code, "there are no two exact ones" in result.stdout) == (3, True)
+    assert "not evaluated: " in result.stdout
     assert detected(call, tmp_path / "seen", "deadlock", 1)["observation_count"] == 5
 
 
@@ -359,10 +388,12 @@ def test_show_says_who_waits_and_what_is_known(original: Path, call: Call) -> No
     result = call("show", original, RICH)
     assert result.exit_code == 0
     for text in (
-        "instances: A-1",
+        "instances: A",
         "open calls",
-        "answer in transit by B-3",
-        "was accepted by B-3 and answered; the answer did not arrive",
+        "answer in transit by B-0000000",
+        "and answered; the answer did not arrive",
+        "has left without a goodbye: it is unknown what it did",
+        "totals are comparable since observation",
         "in unresolved calls",
     ):
         assert text in result.stdout

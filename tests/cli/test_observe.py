@@ -1,8 +1,10 @@
 """``stillframe observe``: what it prints, what it refuses, and a collector that is killed."""
 
+import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from stillframe.cli.observe import (
     SECRET_VARIABLE,
+    BaselineBegun,
     CleanupFailed,
     CollectorListening,
     Event,
+    InstanceEnded,
     InstanceLeft,
     ObservationAbandoned,
     ObservationPrinter,
     ObservationStored,
+    take_request,
 )
+from stillframe.protocol import calls
+from stillframe.protocol.calls import Baseline, CallId, CallLedger, OpenCall
 from stillframe.runtime.events import ConnectionWarning
-from stillframe.storage.location import locate
+from stillframe.storage.location import Location, locate
+from stillframe.store.baseline_request import GivenUp, new_request, read_request, write_request
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.json_page import check_output
@@ -37,9 +44,19 @@ ROOT = Path(__file__).parent.parent.parent
 NOT_HEARD = "pay:80 has never answered with a header"
 
 
-def stored(number: int, *partial: str) -> ObservationStored:
+WHY, GONE = "it is the first one", "pay-1 has left without a goodbye"
+
+
+def stored(number: int, *partial: str, quality: str = "exact", why: str = WHY) -> ObservationStored:
     """An observation of two instances that took 20 ms."""
-    return ObservationStored(number, 1000.0, 1000.02, 2, 3, 1, not partial, partial)
+    quality = "partial" if partial else quality
+    reasons = list(partial) or [GONE] * (quality != "exact")
+    of_baseline = (1, why, "ada" if why != WHY else "", 0.0)
+    figures = (number, 1000.0, 1000.02, 2, 3, 1, quality == "exact")
+    return ObservationStored(*figures, quality, reasons, partial, *of_baseline)
+
+
+BEGUN = BaselineBegun("checked", "ada", 0.0, GivenUp(gone=("pay-1",)))
 
 
 @pytest.mark.parametrize(
@@ -59,13 +76,22 @@ def stored(number: int, *partial: str) -> ObservationStored:
         (
             [
                 stored(1, NOT_HEARD),
-                replace(stored(2), is_exact=False),  # a call is unknown
+                stored(2, quality="not exact"),
                 *(stored(3), stored(4), stored(5, NOT_HEARD), stored(6, NOT_HEARD)),
             ],
             [
                 f"observation 1 is partial: {NOT_HEARD}",
+                f"observation 2 is not exact: {GONE}",
                 "observation 3 is exact",
                 f"observation 5 is partial: {NOT_HEARD}",
+            ],
+        ),
+        (
+            [stored(1), stored(2, why="moved"), BEGUN, stored(3, why="checked")],
+            [
+                "observation 1: 2 instances, complete after 20 ms",
+                "a new baseline begins: 'moved' (ada)",
+                f"a new baseline begins: 'checked' (ada); {BEGUN.given_up}",
             ],
         ),
         (
@@ -109,12 +135,13 @@ def test_only_what_matters_is_printed(
 def test_in_json_every_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Each observation, too."""
     printer = ObservationPrinter(is_json=True)
-    printer.member("pay-1a2b3c4d", "joined")
-    printer.member("pay-1a2b3c4d", "left")
+    for change in ("joined", "left", "joined", "ended"):
+        printer.member("pay-1a2b3c4d", change)
     for event in (
         CollectorListening("127.0.0.1:8650"),
         stored(1),
         stored(2, NOT_HEARD),
+        BEGUN,
         ObservationAbandoned(3, "no fragment of pay-1a2b3c4d"),
         ConnectionWarning("refused"),
         CleanupFailed("full"),
@@ -122,7 +149,7 @@ def test_in_json_every_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> No
         printer.emit(event)
     printed = capsys.readouterr().out
     check_output(["observe", "--json"], printed)
-    assert len(printed.splitlines()) == 8
+    assert len(printed.splitlines()) == 11
 
 
 def test_an_instance_that_could_not_join_has_not_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +157,10 @@ def test_an_instance_that_could_not_join_has_not_left(capsys: pytest.CaptureFixt
     printer = ObservationPrinter(is_json=False)
     printer.member("pay-1a2b3c4d", "left")
     printer.emit(InstanceLeft("pay-5e6f7a8b"))
-    assert capsys.readouterr().err == "instance pay-5e6f7a8b left\n"
+    printer.emit(InstanceEnded("pay-5e6f7a8b"))
+    assert capsys.readouterr().err == (
+        "instance pay-5e6f7a8b left\ninstance pay-5e6f7a8b ended in order\n"
+    )
 
 
 # --- refusals
@@ -240,6 +270,107 @@ class Collector:
         """Wait until it ends; return the rest of its events."""
         rest, self.said = self.process.communicate(timeout=60)
         return rest.splitlines()
+
+
+# --- a new baseline
+
+
+class Operated:
+    """A store whose collector has lost an instance, and with it a call of unknown fate."""
+
+    def __init__(self, place: Location) -> None:
+        self.store = ObservationWriter.open(place)
+        call = CallId("pay-2", 3)
+        self.collector = calls.Collector(CallLedger(gone={"pay-1": None}))
+        self.collector.ledger.unknown[call] = OpenCall(3, "pay:80", {"EUR": 5})
+
+    async def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+        """Begin a baseline."""
+        return self.collector.rebase(baseline)
+
+    def look(self, *_: object) -> None:
+        """Let the collector look for a request."""
+        printer = ObservationPrinter(is_json=False)
+        ledger = self.collector.ledger
+        asyncio.run(take_request(self.store.path, self.rebase, ledger, printer))
+
+
+@pytest.fixture(params=["directory", "object store"])
+def operated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Operated]:
+    """Such a store, in each kind of storage."""
+    address = Path(f"memory://{secrets.token_hex(8)}/seen")
+    place = tmp_path / "seen" if request.param == "directory" else locate(address)
+    found = Operated(place)
+    with contextlib.closing(found.store):
+        yield found
+
+
+ASKED = ("--by", "ada", "--because", "compared by hand")
+GAVE_UP = (
+    "not counted any more: pay-1, gone without a goodbye; earlier calls of unknown fate: 1 (5 EUR)"
+)
+
+
+def test_an_operator_begins_a_baseline(
+    operated: Operated, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command waits for the collector, and both say what is not counted any more."""
+    monkeypatch.setattr("stillframe.cli.observe.time.sleep", operated.look)
+    result = call("baseline", operated.store.path, *ASKED, "--json")
+    assert result.exit_code == 0, result.output
+    assert f"a new baseline begins: 'compared by hand' (ada); {GAVE_UP}" in result.stderr
+    assert f"a new baseline begins with the next observation; {GAVE_UP}" in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["is_taken"], found["given_up"]["unknown"]) == (True, {"EUR": 5})
+    begun = operated.collector.ledger.next_baseline
+    assert begun == Baseline(0, "compared by hand", "ada", found["at"])
+
+
+def test_a_request_waits_for_a_collector(operated: Operated, call: Call) -> None:
+    """For one that is slow, and for the next one. Another request takes its place."""
+    late = call("baseline", operated.store.path, *ASKED, "--timeout", "1ms")
+    assert (late.exit_code, "has not taken it in 1ms; it stays" in late.stdout) == (1, True)
+    operated.store.close()
+    result = call("baseline", operated.store.path, "--by", "bob", "--because", "moved")
+    assert (result.exit_code, "no collector runs on" in result.stdout) == (0, True)
+    assert "this replaces the request of ada" in result.stderr
+    operated.look()
+    begun = operated.collector.ledger.next_baseline
+    assert begun is not None
+    assert (begun.by, operated.collector.ledger.gone) == ("bob", {})
+
+
+def test_no_request_is_taken_twice(operated: Operated) -> None:
+    """Not even if the collector died before it could say that it had taken it."""
+    request = new_request("ada", "compared by hand", 9.0)
+    write_request(operated.store.path, request)
+    operated.look()
+    write_request(operated.store.path, request)
+    operated.collector.ledger.gone["pay-3"] = None
+    operated.look()
+    found = read_request(operated.store.path)
+    assert found is not None
+    assert (found.is_taken, found.given_up) == (True, None)
+    assert operated.collector.ledger.gone == {"pay-3": None}
+
+
+def test_a_request_that_is_replaced_is_told(
+    operated: Operated, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not begun a baseline."""
+    other = new_request("bob", "moved", 9.0)
+    path = operated.store.path
+    monkeypatch.setattr("stillframe.cli.observe.time.sleep", lambda _: write_request(path, other))
+    result = call("baseline", path, *ASKED)
+    assert (result.exit_code, "was replaced by one of bob" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["", " ", "x" * 201, "a\nb", "\udc80"])
+def test_a_reason_is_a_line_of_text(text: str, tmp_path: Path, call: Call) -> None:
+    """Everybody who looks at totals later reads it."""
+    ObservationWriter.open(tmp_path / "seen").close()
+    result = call("baseline", tmp_path / "seen", "--by", "ada", "--because", text)
+    assert (result.exit_code, "--because has" in result.stderr) == (2, True)
 
 
 @contextlib.contextmanager

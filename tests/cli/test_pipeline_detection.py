@@ -55,7 +55,7 @@ def test_a_predicate_that_is_not_stable_is_found_out(call: Call, shop: Pipeline)
     sell(shop, 1)
     take(shop)
     result = call("pipeline", "detect", shop.path, "termination")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "termination is not stable: it held in snapshot shop-1 and not in shop-2" in (
         result.stdout
     )

@@ -79,8 +79,10 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     lost = (row(4, 3, holds=True, is_present=False), row(5, 3, holds=False, is_present=False))
     find(*before, *lost, row(6, 4, holds=True))
     result = call("store", "detect", money, "loss")
-    assert result.exit_code == 1
-    assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stdout
+    assert result.exit_code == 3
+    assert (
+        "not decided: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stdout
+    )
     assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stdout
     find(before[0], row(3, 2, holds=False))
     result = call("store", "detect", money, "loss")
@@ -126,13 +128,13 @@ def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, f
     assert [row[1] for row in rows] == [*"???????", "yes"]
 
 
-def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Find) -> None:
+def test_if_none_can_be_asked_nothing_is_decided(call: Call, money: Path, find: Find) -> None:
     """It is not known, which is said, and what is damaged."""
     find(row(1, 1, holds=None, sentence="no"))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
     assert rows_and_words(result.stdout)[1][0] == (
-        "no: no snapshot of the present epoch could be evaluated for loss"
+        "not decided: no snapshot of the present epoch could be evaluated for loss"
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from stillframe.protocol.activities import CallDetails, InstanceState, Lock
 from stillframe.protocol.calls import (
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -124,7 +125,7 @@ def deadlocked(number: int = 1) -> Observation:
         created={},
         forgotten_count=0,
         partial=("cards.example:443 has never answered with a header",),
-        baseline=number,
+        since=Baseline(number, "it is the first one"),
     )
 
 

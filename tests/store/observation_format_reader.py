@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 
 from tests.msgpack_reader import unpack
 
-VERSION, VERSION_IN_BUCKETS = 2, 3
+VERSION, VERSION_IN_BUCKETS, VERSION_OF_OBSERVATIONS = 2, 3, 4
 SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 NUMBER = re.compile(r"[1-9][0-9]*")
 FILES = ["instances.parquet", "states.parquet", "calls.parquet", "unresolved.parquet"]
+FAREWELLS = "farewells.parquet"
 MANIFEST = (
     "format number initiated_at completed_at is_exact baseline instance_count open_count "
     "unresolved_count partial disconnected not_accepted unknown lost created forgotten_count "
-    "settled_calls settled_answers files"
+    "settled_calls settled_answers files baseline_why baseline_by baseline_at ended gone "
+    "unknown_count"
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
@@ -32,6 +34,7 @@ COLUMNS = {
     "deadline serving served_by amounts fields encoded",
     "unresolved.parquet": "observation kind call instance target name place known amounts brought "
     "encoded",
+    FAREWELLS: "observation instance service sent_count call_count served_count encoded",
 }
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
@@ -88,8 +91,8 @@ class Reader:
     def _ledger(self) -> dict[str, Any]:
         path = self.path / "ledger.json"
         if self.is_of_bucket:
-            return sealed(path, "format number ledger token published", VERSION_IN_BUCKETS)
-        return sealed(path, "format number ledger")
+            return sealed(path, "format number ledger token published", VERSION_OF_OBSERVATIONS)
+        return sealed(path, "format number ledger", VERSION_OF_OBSERVATIONS)
 
     def numbers(self) -> list[int]:
         """Return the numbers of all observations."""
@@ -101,8 +104,9 @@ class Reader:
     def read(self, number: int) -> dict[str, Any]:
         """Return the manifest, fragments, calls and unresolved calls of an observation."""
         directory = self.path / "observations" / str(number)
-        manifest = sealed(directory / "manifest.json", MANIFEST)
-        if manifest["number"] != number or [one["name"] for one in manifest["files"]] != FILES:
+        manifest = sealed(directory / "manifest.json", MANIFEST, VERSION_OF_OBSERVATIONS)
+        names = [one["name"] for one in manifest["files"]]
+        if manifest["number"] != number or names not in (FILES, [*FILES, FAREWELLS]):
             raise NotReadable(f"{directory} has another manifest")
         tables = {}
         for record in manifest["files"]:
@@ -120,6 +124,7 @@ class Reader:
         found = {
             "manifest": manifest,
             "fragments": [fragment(row["encoded"]) for row in tables["instances.parquet"]],
+            "ends": [ended(row["encoded"]) for row in tables.get(FAREWELLS, [])],
             "states": tables["states.parquet"],
             "calls": [located(row["encoded"]) for row in tables["calls.parquet"]],
             "late": [],
@@ -138,9 +143,15 @@ class Reader:
 
 def fragment(encoded: bytes) -> dict[str, Any]:
     """Return a fragment."""
+    found = ended(encoded)
+    expect(found["state"], MEMBERS["state"])
+    return found
+
+
+def ended(encoded: bytes) -> dict[str, Any]:
+    """Return a fragment of an instance that has ended, or one that has a state."""
     found: dict[str, Any] = unpack(encoded)
     expect(found, MEMBERS["fragment"])
-    expect(found["state"], MEMBERS["state"])
     for one in found["calls"]:
         record(one)
     for one in found["served"]:
@@ -221,4 +232,5 @@ def is_exact(found: dict[str, Any]) -> bool:
     """Return what the page says of it."""
     manifest = found["manifest"]
     is_open = any(one["place"] in ("unknown", "outside") for one in found["calls"])
-    return not (manifest["partial"] or is_open)
+    reasons = ("partial", "gone", "unknown_count", "forgotten_count")
+    return not (is_open or any(manifest[name] for name in reasons))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallLedger, InstanceFragment, Observation
 from stillframe.sim.service_judge import UNIT
-from stillframe.sim.services import run_services
+from stillframe.sim.services import ServicesConfig, run_services
 from stillframe.storage.location import Location
 from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.manifest import MANIFEST, FileRecord
@@ -20,9 +20,14 @@ from stillframe.store.observation_tables import read_table
 from stillframe.store.observations import ObservationManifest, ObservationWriter
 from stillframe.store.parquet import to_parquet
 from stillframe.store.sealed_json import read_sealed, seal
-from tests.sim.test_services import KINDS
+from tests.sim.test_services import DEATHS, KINDS
 
 STEP_COUNT = 600
+LEAVES = {
+    "leaves": ServicesConfig(
+        faults=DEATHS | {"leave", "restart"}, started_count_max=4, weights={"leave": 0.03}
+    )
+}
 TIMES = (1000.0, 1000.25)
 
 
@@ -45,7 +50,7 @@ def captured(fragment: InstanceFragment) -> InstanceFragment:
 @cache
 def observed(kind: str, seed: int) -> tuple[tuple[Observation, ...], CallLedger]:
     """Return the observations of a simulated system, and the ledger after the last one."""
-    world = run_services(KINDS[kind], seed, STEP_COUNT)
+    world = run_services((KINDS | LEAVES)[kind], seed, STEP_COUNT)
     world.end()
     return (
         tuple(
@@ -59,8 +64,8 @@ def observed(kind: str, seed: int) -> tuple[tuple[Observation, ...], CallLedger]
 
 
 def has_every_kind(observations: tuple[Observation, ...]) -> bool:
-    """Return whether there are calls of each kind."""
-    every = [(one.calls, one.late, one.duplicates, one.orphans) for one in observations]
+    """Return whether there are calls of each kind, and an instance that has said goodbye."""
+    every = [(one.calls, one.late, one.duplicates, one.orphans, one.ends) for one in observations]
     return all(any(kinds) for kinds in zip(*every, strict=True))
 
 

@@ -30,6 +30,7 @@ def parts_of(observation: Observation) -> dict[str, Any]:
     """Return the parts of an observation as the other reader names them."""
     return {
         "fragments": [observation.fragments[name] for name in sorted(observation.fragments)],
+        "ends": [observation.ends[name] for name in sorted(observation.ends)],
         "calls": observation.calls,
         "late": observation.late,
         "duplicate": observation.duplicates,

@@ -1,7 +1,9 @@
 """Observations in a directory: as they were, or a named error; one writer, and few of them."""
 
+import base64
 import contextlib
 import errno
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -27,19 +30,23 @@ from stillframe.store.layout import LEDGER, OBSERVATIONS, OBSERVATIONS_HEAD
 from stillframe.store.manifest import MANIFEST
 from stillframe.store.observation_tables import (
     CALLS,
+    FAREWELLS,
     FILES,
     INSTANCES,
     STATES,
     UNRESOLVED,
     unresolved_of,
 )
+from stillframe.store.observations import OLDER as OLD
 from stillframe.store.observations import ObservationReader, ObservationWriter
+from stillframe.store.sealed_json import OBSERVATION_FORMAT
 from stillframe.store.store import Store
 from tests.cli.conftest import purses
 from tests.store.observation_samples import TIMES, filled, has_every_kind, observed, rewrite
 
-KIND, SEED, RICH = "deaths", 4, 3
-"""In observation RICH of this system there are calls of every kind."""
+KIND, SEED, RICH = "leaves", 112, 5
+"""In observation RICH of this system there are calls of every kind, and a farewell."""
+NUMBERS = [1, 5, 6, 7, 8]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +129,42 @@ def test_the_fate_of_a_call_is_said_in_words(path: Path) -> None:
 def test_a_service_is_named_by_its_instances(instance: str, service: str) -> None:
     """Its name is theirs without the eight digits at the end."""
     assert service_of(instance) == service
+
+
+OLDER = {"format", "number", "initiated_at", "completed_at", "is_exact", "baseline", "files"}
+OLDER |= {"instance_count", "open_count", "unresolved_count", "partial", "disconnected", "unknown"}
+OLDER |= {"not_accepted", "lost", "created", "forgotten_count", "settled_calls", "settled_answers"}
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the content of a sealed file; its hash is right then."""
+    content = msgspec.json.encode(change(msgspec.json.decode(path.read_bytes())["content"]))
+    digest = hashlib.sha256(content).hexdigest().encode()
+    path.write_bytes(b'{"content":%b,"hash":"%b"}' % (content, digest))
+
+
+def test_an_archive_of_an_older_version_is_continued(tmp_path: Path) -> None:
+    """It is read as it was. The next observation begins a baseline, and is not exact as long as
+    somebody is away, since nobody had said goodbye."""
+    observations, _ = observed("losses", 3)
+    filled(tmp_path, "losses", 3).close()
+    number = observations[0].number
+    manifest = tmp_path / OBSERVATIONS / str(number) / MANIFEST
+    resealed(
+        manifest, lambda now: {name: now[name] for name in now if name in OLDER} | {"format": 2}
+    )
+    known = {"disconnected": {"A-1": {}, "B-1": {}}, "retired": {"B-1"}, "baseline": 7}
+    ledger = base64.b64encode(msgspec.msgpack.encode(known)).decode()
+    resealed(tmp_path / LEDGER, lambda now: now | {"format": 2, "ledger": ledger})
+    with opened(tmp_path) as store:
+        found = store.verify(number)
+        assert found.observation.since == Baseline(observations[0].baseline)
+        assert found.manifest.is_exact == observations[0].is_exact
+        assert (store.ledger.next_baseline, [*store.ledger.gone]) == (Baseline(0, OLD), ["A-1"])
+        store.store_ledger(store.ledger)
+    resealed(tmp_path / LEDGER, lambda now: now | {"format": OBSERVATION_FORMAT + 1})
+    with pytest.raises(StoreError, match=r"has format 5, and this version of Stillframe knows 4"):
+        ObservationWriter.open(tmp_path)
 
 
 # --- damage
@@ -233,6 +276,7 @@ EDITED = [
         STATES: ("instance", "service", "field", "value", "number"),
         CALLS: ("call", "caller", "target", "name", "place", "is_awaited", "began_at", "deadline"),
         UNRESOLVED: ("call", "instance", "target", "name", "place", "known", "amounts"),
+        FAREWELLS: ("instance", "service", "sent_count", "call_count", "served_count"),
     }.items()
     for column in columns
 ]
@@ -340,6 +384,11 @@ def with_an_accepted_late_call(seen: Observation) -> Observation:
     return msgspec.structs.replace(seen, late=late)
 
 
+def with_two_ends(seen: Observation) -> Observation:
+    """An instance with a fragment had said goodbye."""
+    return msgspec.structs.replace(seen, ends=seen.ends | dict([*seen.fragments.items()][:1]))
+
+
 def with_a_gone_instance(seen: Observation) -> Observation:
     """An instance with a fragment was disconnected."""
     return msgspec.structs.replace(seen, disconnected=tuple(seen.fragments)[:1])
@@ -354,6 +403,7 @@ def with_a_gone_instance(seen: Observation) -> Observation:
         (with_a_dropped_answer, "is listed as 'request in transit'"),
         (with_a_connected_orphan, "is not a call of the kind duplicate"),
         (with_an_accepted_late_call, "is not a late call"),
+        (with_two_ends, "has a fragment and had said goodbye"),
         (with_a_gone_instance, "has a fragment and was disconnected"),
     ],
 )
@@ -376,13 +426,13 @@ def test_an_instance_has_one_fragment(path: Path) -> None:
         tables[INSTANCES] = pa.concat_tables([tables[INSTANCES], tables[INSTANCES].slice(0, 1)])
 
     rewrite(path, RICH, change)
-    with pytest.raises(Damaged, match=r"A-1 has two fragments.*put the file back"):
+    with pytest.raises(Damaged, match=r"A-00000001 has two fragments.*put the file back"):
         ObservationReader(path).load(RICH)
 
 
 def test_a_manifest_is_that_of_its_directory(path: Path) -> None:
     """An observation that is copied under another number is not another one."""
-    (path / OBSERVATIONS / "4").rename(path / OBSERVATIONS / "9")
+    (path / OBSERVATIONS / str(RICH)).rename(path / OBSERVATIONS / "9")
     with pytest.raises(Damaged, match="is not the manifest of observation 9"):
         ObservationReader(path).load(9)
 
@@ -402,12 +452,14 @@ def test_a_state_that_is_no_map_of_fields_is_refused(state: bytes, error: str, p
     """The error names the instance."""
     observations, ledger = observed(KIND, SEED)
     seen = observations[-1]
-    fragment = msgspec.structs.replace(seen.fragments["A-1"], state=InstanceState(state))
-    odd = msgspec.structs.replace(seen, number=50, fragments=seen.fragments | {"A-1": fragment})
+    fragment = msgspec.structs.replace(seen.fragments["A-00000001"], state=InstanceState(state))
+    odd = msgspec.structs.replace(
+        seen, number=50, fragments=seen.fragments | {"A-00000001": fragment}
+    )
     with opened(path) as store:
-        with pytest.raises(StoreError, match=f"the state of A-1 cannot be read: .*{error}"):
+        with pytest.raises(StoreError, match=f"the state of A-00000001 cannot be read: .*{error}"):
             store.publish(odd, TIMES, ledger)
-        assert store.numbers()[-1] == 6
+        assert store.numbers()[-1] == NUMBERS[-1]
 
 
 def test_an_observation_that_lacks_a_served_call_is_not_stored(path: Path) -> None:
@@ -436,8 +488,8 @@ def test_only_the_newest_stay(path: Path) -> None:
     """One who reads another one is told which there are."""
     with opened(path, keep_count=2) as store:
         store.remove_old()
-        assert store.numbers() == [5, 6]
-        with pytest.raises(UsageError, match=f"no observation {RICH} .*; it has 5 to 6"):
+        assert store.numbers() == NUMBERS[-2:]
+        with pytest.raises(UsageError, match=f"no observation {RICH} .*; it has 7 to 8"):
             ObservationReader(path).load(RICH)
         store.remove_old()
         assert store.verify_all(lambda manifest, count: None) == 2
@@ -450,7 +502,7 @@ def test_one_that_cannot_be_removed_is_named(path: Path, monkeypatch: pytest.Mon
             patched.setattr(shutil, "rmtree", full)
             with pytest.raises(StoreError, match="could not be cleared of old observations"):
                 store.remove_old()
-        assert store.numbers() == [3, 4, 5, 6]
+        assert store.numbers() == NUMBERS[1:]
     with opened(path):
         assert not (path / OBSERVATIONS / ".1.dropped").exists()
 
@@ -458,12 +510,12 @@ def test_one_that_cannot_be_removed_is_named(path: Path, monkeypatch: pytest.Mon
 def test_a_crash_leaves_nothing_that_is_half_done(path: Path) -> None:
     """Neither of an observation that was being written nor of one that was being removed."""
     directory = path / OBSERVATIONS
-    shutil.copytree(directory / "1", directory / ".7.partial")
+    shutil.copytree(directory / "1", directory / ".9.partial")
     (directory / "1").rename(directory / ".1.dropped")
-    assert ObservationReader(path).numbers() == [3, 4, 5, 6]
+    assert ObservationReader(path).numbers() == NUMBERS[1:]
     with opened(path) as store:
-        assert sorted(one.name for one in directory.iterdir()) == ["3", "4", "5", "6"]
-        assert store.number == 6
+        assert sorted(one.name for one in directory.iterdir()) == [*map(str, NUMBERS[1:])]
+        assert store.number == NUMBERS[-1]
 
 
 def test_a_crash_between_observation_and_ledger_repeats_no_number(path: Path) -> None:
@@ -520,7 +572,7 @@ def test_on_a_full_disk_nothing_changes(path: Path, monkeypatch: pytest.MonkeyPa
             patched.setattr(snapshot_directory, "write_new", full)
             with pytest.raises(StoreError, match=r"No space left.*make room on that disk"):
                 store.publish(msgspec.structs.replace(observations[0], number=9), TIMES, ledger)
-        assert (store.number, store.numbers()[-1]) == (6, 6)
+        assert store.number == store.numbers()[-1] == NUMBERS[-1]
 
 
 def test_without_its_ledger_an_observation_is_withdrawn(
@@ -534,7 +586,7 @@ def test_without_its_ledger_an_observation_is_withdrawn(
             patched.setattr("stillframe.store.observation_writers.replace_durably", full)
             with pytest.raises(StoreError, match=f"{LEDGER} could not be written: No space left"):
                 store.publish(msgspec.structs.replace(observations[0], number=9), TIMES, ledger)
-        assert (store.number, store.numbers()[-1]) == (6, 6)
+        assert store.number == store.numbers()[-1] == NUMBERS[-1]
         store.store_ledger(ledger)
 
 
@@ -574,6 +626,6 @@ def test_a_strange_name_is_reported(path: Path) -> None:
 
 def test_a_damaged_manifest_hides_no_other(path: Path) -> None:
     """All others are listed."""
-    changed(path / OBSERVATIONS / "4" / MANIFEST)
+    changed(path / OBSERVATIONS / str(RICH) / MANIFEST)
     found, damages = ObservationReader(path).listing()
-    assert ([one.number for one in found], [*damages]) == ([1, 3, 5, 6], [4])
+    assert ([one.number for one in found], [*damages]) == ([1, 6, 7, 8], [RICH])

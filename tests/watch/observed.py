@@ -8,6 +8,7 @@ import msgspec
 
 from stillframe.protocol.activities import CallDetails, InstanceState
 from stillframe.protocol.calls import (
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -86,7 +87,7 @@ def observed(
     nothing: dict[str, int] = {}
     return Observation(
         *(number, fragments, tuple(located), (), (), (), ()),
-        *(nothing, nothing, nothing, nothing, 0, partial, number),
+        *(nothing, nothing, nothing, nothing, 0, partial, Baseline(number)),
     )
 
 

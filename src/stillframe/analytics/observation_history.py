@@ -21,6 +21,7 @@ from stillframe.store.observation_tables import (
     SCHEMAS,
     STATES,
     UNRESOLVED,
+    ended_amounts,
 )
 from stillframe.store.observations import ObservationManifest, ObservationReader
 
@@ -35,6 +36,12 @@ OBSERVATIONS_SCHEMA = pa.schema(
         pa.field("took_s", pa.float64()),  # from one to the other
         pa.field("quality", pa.string()),  # exact, partial or not exact
         pa.field("is_exact", pa.bool_()),
+        pa.field(
+            "baseline", pa.int64()
+        ),  # the first one with whose total that of this is comparable
+        pa.field("baseline_why", pa.string()),  # why it is
+        pa.field("gone", _TEXTS),  # the instances that have left without a goodbye
+        pa.field("unknown_count", pa.int64()),  # earlier calls of unknown fate
         pa.field("partial", _TEXTS),  # why it does not show everything
         pa.field(
             "disconnected", _TEXTS
@@ -46,6 +53,7 @@ OBSERVATIONS_SCHEMA = pa.schema(
         pa.field("unknown", _AMOUNTS),
         pa.field("lost", _AMOUNTS),  # of earlier answers and messages of streams
         pa.field("created", _AMOUNTS),  # by earlier duplicates
+        pa.field("ended", _AMOUNTS),  # of instances that have said goodbye, and of no later one
         pa.field("bytes", pa.int64()),  # of its files
     ]
 )
@@ -61,7 +69,7 @@ _MAPS = {
 """The columns of each table that hold amounts."""
 _MAP = "MAP<STRING,BIGINT>"
 _SUMMED = ("in_open_calls", "in_unresolved_calls", "lost", "doubled")
-_KEPT = ("held", "in_states", "unknown")
+_KEPT = ("held", "in_states", "ended", "unknown")
 _SECOND_US = 1_000_000
 
 
@@ -116,6 +124,7 @@ def _row(manifest: ObservationManifest) -> dict[str, object]:
     for name in ("not_accepted", "unknown", "lost", "created"):
         row[name] = list(getattr(manifest, name).items())
     return row | {
+        "ended": list(ended_amounts(manifest.ended).items()),
         "observation": manifest.number,
         "took_s": manifest.completed_at - manifest.initiated_at,
         "bytes": manifest.byte_count,
@@ -171,7 +180,7 @@ def _amounts(observations: DataFrame, tables: dict[str, DataFrame]) -> DataFrame
         _placed(
             tables["unresolved"].where(is_other), in_unresolved_calls="amounts", doubled="brought"
         ),
-        _placed(observations, lost="lost", doubled="created", unknown="unknown"),
+        _placed(observations, lost="lost", doubled="created", unknown="unknown", ended="ended"),
         _placed(observations, lost="not_accepted"),
     ]
     placed = parts[0]
@@ -183,7 +192,7 @@ def _amounts(observations: DataFrame, tables: dict[str, DataFrame]) -> DataFrame
     ]
     outside = F.expr("in_open_calls + in_unresolved_calls + lost - doubled")
     found = placed.groupBy("observation", "unit").agg(*sums).withColumn("outside_states", outside)
-    total = F.expr("outside_states + held + in_states")
+    total = F.expr("outside_states + held + in_states + ended")
     return found.select(
         "observation", "unit", *_SUMMED, "outside_states", *_KEPT, total.alias("total")
     )

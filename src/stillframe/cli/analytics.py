@@ -10,7 +10,14 @@ from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import observations, output, quantities, spark_session
-from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
+from stillframe.cli.command import (
+    Commands,
+    argument,
+    conclude,
+    end_undecided,
+    end_with_failure,
+    option,
+)
 from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.storage.location import Location
@@ -311,7 +318,7 @@ def detect(
     where: str = MASTER,
 ) -> None:
     """Check a stable predicate in every snapshot of all epochs: whether it holds now, when it
-    held first, and whether it stayed. Exit 1 if it does not hold, or did not stay."""
+    held first, and whether it stayed. Exit 1 if it does not hold, and 3 if that is not decided."""
     check_is_store(path)  # before Spark is started
     with spark_session.session(where, "evaluating all snapshots") as spark:
         from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
@@ -320,21 +327,27 @@ def detect(
         found = predicate_history.summary(rows)
         snapshots = spark_session.rows_of(rows)
     # It needs what runs systems, which no other command here does.
-    from stillframe.cli.snapshots import said_of_now  # noqa: PLC0415
+    from stillframe.cli.snapshots import nothing_to_compare, said_of_now  # noqa: PLC0415
 
     of_now, sentence = said_of_now(
         name, found.shown, found.since, found.not_stable, found.present_count
     )
+    is_alone = found.snapshot_count == found.present_count == 1
+    if name == "loss" and is_alone and not found.holds:
+        of_now, sentence = nothing_to_compare(of_now)
+    verdict = {True: "yes", False: "no", None: "not decided"}[of_now["holds"]]
     of_all: Fields = {
         "first_of_all": found.first and found.first.snapshot,
         "epochs": found.epochs,
         "snapshots": spark_session.documents_of(snapshots),
     }
     output.answer(of_now | of_all, lambda: _put_detection(snapshots))
-    output.report(f"{'yes' if found.holds else 'no'}: {sentence}")
+    output.report(f"{verdict}: {sentence}")
     _say_of_epochs(found)
     _say_unasked(found.unasked)
-    if not found.holds:
+    if of_now["holds"] is None:
+        end_undecided()
+    if not of_now["holds"]:
         end_with_failure()
 
 

@@ -6,6 +6,7 @@ only when one of their commands is called: ``--help`` needs only their names and
 0    yes, or done
 1    a failure or a no: damaged, not consistent, different, abandoned
 2    usage error, wrong input, or a missing dependency
+3    neither a yes nor a no: not decided
 101  a bug in stillframe
 141  the reader of stdout has closed it (``| head``)
 """
@@ -40,6 +41,7 @@ from stillframe.storage.remote import noticing
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
 EXIT_WRONG = 2
+EXIT_UNDECIDED = 3
 EXIT_BUG = 101
 _OURS = str(Path(__file__).parents[1])
 _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
@@ -190,9 +192,11 @@ def flag(name: str, words: str) -> Any:
     return typer.Option(False, name, help=words)
 
 
-def conclude(is_yes: bool, sentence: str, *, yes: str = "PASS", no: str = "FAIL") -> None:
-    """Print the verdict of a check, or the answer to a question, and end the command with 1 if it
-    is no."""
+def conclude(is_yes: bool | None, sentence: str, *, yes: str = "PASS", no: str = "FAIL") -> None:
+    """Print the verdict of a check, or the answer to a question. End the command with 1 if it is
+    no, and with 3 if it is None: not decided."""
+    if is_yes is None:
+        end_undecided(sentence)
     if not is_yes:
         end_with_failure(sentence, no=no)
     output.report(f"{yes}: {sentence}")
@@ -202,6 +206,13 @@ def end_with_failure(*sentences: str, no: str = "FAIL") -> NoReturn:
     """Print what failed, unless that was printed before, and end the command with 1."""
     output.report(*(f"{no}: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
+
+
+def end_undecided(*sentences: str) -> NoReturn:
+    """Print why something is not decided, unless that was printed before, and end the command with
+    3."""
+    output.report(*(f"not decided: {sentence}" for sentence in sentences))
+    raise typer.Exit(EXIT_UNDECIDED)
 
 
 @contextlib.contextmanager

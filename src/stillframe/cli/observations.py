@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import conclude, end_with_failure
+from stillframe.cli.command import conclude, end_undecided, end_with_failure
 from stillframe.detect.call_waits import served_by_activities
-from stillframe.detect.observations import ranges_of, resolve_observed
+from stillframe.detect.observations import LOSS, ranges_of, resolve_observed
 from stillframe.detect.predicate import Verdict
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path
@@ -89,12 +89,21 @@ def _entry(manifest: ObservationManifest) -> Fields:
         "unresolved_count": manifest.unresolved_count,
         "is_exact": manifest.is_exact,
         "quality": manifest.quality,
-        "baseline": manifest.baseline,
-        "partial": manifest.partial,
-        "disconnected": manifest.disconnected,
+        **_why(manifest),
         "took_s": manifest.duration_s,
         "bytes": manifest.byte_count,
     }
+
+
+def _why(manifest: ObservationManifest) -> Fields:
+    """Return what is unknown, and since when totals are comparable."""
+    names = ("partial", "disconnected", "gone", "unknown_count", "forgotten_count")
+    return {name: getattr(manifest, name) for name in names} | _baseline(manifest)
+
+
+def _baseline(manifest: ObservationManifest) -> Fields:
+    names = ("baseline", "baseline_why", "baseline_by", "baseline_at")
+    return {name: getattr(manifest, name) for name in names}
 
 
 def _put_list(
@@ -112,8 +121,20 @@ def _put_list(
         output.report(f"{reason} (in {first_names(numbers)})")
     if len(reasons) > REASON_COUNT_MAX:
         output.report(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
+    begun = _baselines(found)
+    output.report(*(one.comparable(quantities.moment) for one in begun[-REASON_COUNT_MAX:]))
     output.report(f"{quantities.count(len(found), 'observation')}; none can be restored")
     output.say_requests(store.path)
+
+
+def _baselines(found: list[ObservationManifest]) -> list[ObservationManifest]:
+    """Return the first observation of each baseline, the oldest first. One that begins with a
+    partial observation has no other one, and is left out unless it is the newest."""
+    firsts: dict[int, ObservationManifest] = {}
+    for one in found:
+        firsts.setdefault(one.baseline, one)
+    every = list(firsts.values())
+    return [*(one for one in every[:-1] if not one.partial), *every[-1:]]
 
 
 def _reasons(manifest: ObservationManifest) -> list[str]:
@@ -206,9 +227,7 @@ def _document(found: StoredObservation) -> Fields:
         "initiated_at": manifest.initiated_at,
         "completed_at": manifest.completed_at,
         "is_exact": manifest.is_exact,
-        "baseline": manifest.baseline,
-        "partial": manifest.partial,
-        "disconnected": manifest.disconnected,
+        **_why(manifest),
         "instances": [
             {
                 "instance": name,
@@ -300,6 +319,7 @@ def _put(found: StoredObservation) -> None:
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
     output.report(*_reasons(manifest))
+    output.report(manifest.comparable(quantities.moment))
     output.report(*(f"{name} was disconnected" for name in manifest.disconnected))
     for name, fragment in observation.fragments.items():
         if count := state_of(fragment).ignored_count:
@@ -394,19 +414,14 @@ def detect_observations(store: ObservationReader, name: str) -> None:
                 for reason in outcome.reasons:
                     against.setdefault(reason, []).append(number)
             update(advance=1)
-    if not verdicts:
-        raise UsageError(
-            f"{name} cannot be evaluated in any observation of {store.path}: "
-            f"{'; '.join(_reasons_against(against))}"
-            if against
-            else f"the store {store.path} holds no observation yet"
-        )
+    if not numbers:
+        raise UsageError(f"the store {store.path} holds no observation yet")
     held = [number for number, verdict in verdicts.items() if verdict.holds]
-    newest = max(verdicts)
-    document = {
+    newest = max(verdicts, default=None)
+    document: Fields = {
         "predicate": name,
-        "holds": verdicts[newest].holds,
-        "found": verdicts[held[-1] if held else newest].sentence,
+        "holds": None if newest is None else verdicts[newest].holds,
+        "found": None if newest is None else verdicts[held[-1] if held else newest].sentence,
         "observation": newest,
         "held": ranges_of(held, list(verdicts)),
         "observation_count": len(verdicts),
@@ -414,10 +429,23 @@ def detect_observations(store: ObservationReader, name: str) -> None:
             {"reason": reason, "observations": ranges_of(found, numbers)}
             for reason, found in against.items()
         ],
+        "baselines": [],
     }
+    undecided = "" if verdicts else f"{name} could not be evaluated in any observation"
+    if name == LOSS:
+        begun = _baselines(store.listing()[0])
+        document["baselines"] = list(map(_baseline, begun))
+        since = begun[-1].baseline if begun else 0
+        if newest is None or newest < since:
+            document["holds"] = None
+            undecided = f"since observation {since} there are no two exact ones to compare"
+        output.report(*(one.comparable(quantities.moment) for one in begun[-REASON_COUNT_MAX:]))
     output.answer(document)
     output.report(*(f"not evaluated: {reason}" for reason in _reasons_against(against)))
-    conclude(verdicts[newest].holds, _sentence(document), yes="yes", no="no")
+    if undecided:
+        before = f"; before, {_sentence(document | {'holds': True})}" if verdicts else ""
+        end_undecided(f"{undecided}{before}")
+    conclude(document["holds"], _sentence(document), yes="yes", no="no")
 
 
 def _reasons_against(against: Mapping[str, list[int]]) -> list[str]:

@@ -1,24 +1,25 @@
-"""``stillframe observe``: takes observations of services whose agents connect, and stores them."""
+"""``stillframe observe``: takes observations of services whose agents connect, and stores them; and
+``stillframe baseline``, by which an operator asks it to begin a new baseline."""
 
 import asyncio
 import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import uvloop
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, option
-from stillframe.cli.options import INTERVAL
+from stillframe.cli.command import Commands, end_with_failure, option
+from stillframe.cli.options import INTERVAL, StorePath
 from stillframe.cli.supervision import check_shared, stop_signals
 from stillframe.durable_files import shell_command
-from stillframe.errors import Fenced, StoreError, UsageError
+from stillframe.errors import Fenced, StillframeError, StoreError, UsageError
 from stillframe.json_values import plain
-from stillframe.protocol.calls import CallLedger, Observation
+from stillframe.protocol.calls import Baseline, CallLedger, Observation
 from stillframe.runtime.events import ConnectionWarning
 from stillframe.runtime.network.addresses import LOOPBACK, Address, require_tls_off_loopback
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
@@ -27,12 +28,24 @@ from stillframe.services.agent import SECRET_BYTES_MIN
 from stillframe.services.attachment import COLLECTOR_PORT
 from stillframe.services.observer import Membership, Observer, ObserverConfig
 from stillframe.storage.location import Location
+from stillframe.store.baseline_request import (
+    BaselineRequest,
+    GivenUp,
+    new_request,
+    read_request,
+    write_request,
+)
+from stillframe.store.layout import is_written_to
 from stillframe.store.observations import (
+    EXACT,
     KEEP_COUNT,
     ObservationManifest,
+    ObservationReader,
     ObservationWriter,
 )
 
+LOOK_S = 1.0
+"""How often a collector looks for a request for a new baseline."""
 SECRET_VARIABLE = "STILLFRAME_SECRET"  # noqa: S105 - its name
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -58,6 +71,12 @@ class InstanceLeft(msgspec.Struct, frozen=True, tag=True):
     instance: str
 
 
+class InstanceEnded(msgspec.Struct, frozen=True, tag=True):
+    """An instance ended in order: everything that it did is known."""
+
+    instance: str
+
+
 class ObservationStored(msgspec.Struct, frozen=True, tag=True):
     """An observation is in the store."""
 
@@ -68,12 +87,27 @@ class ObservationStored(msgspec.Struct, frozen=True, tag=True):
     open_count: int
     unresolved_count: int
     is_exact: bool
+    quality: str
+    reasons: list[str]
     partial: tuple[str, ...]
+    baseline: int
+    baseline_why: str
+    baseline_by: str
+    baseline_at: float
 
     @classmethod
     def of(cls, manifest: ObservationManifest) -> "ObservationStored":
         """Return the event of an observation with this manifest."""
         return cls(*(getattr(manifest, name) for name in cls.__struct_fields__))
+
+
+class BaselineBegun(msgspec.Struct, frozen=True, tag=True):
+    """An operator has begun a new baseline. What was unknown is not counted any more."""
+
+    because: str
+    by: str
+    requested_at: float
+    given_up: GivenUp
 
 
 class ObservationAbandoned(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +127,9 @@ Event = (
     CollectorListening
     | InstanceJoined
     | InstanceLeft
+    | InstanceEnded
     | ObservationStored
+    | BaselineBegun
     | ObservationAbandoned
     | ConnectionWarning
     | CleanupFailed
@@ -103,10 +139,11 @@ Event = (
 class ObservationPrinter:
     """Prints the events of a collector, and with `is_json` also writes each to stdout.
 
-    Of observations that are stored it prints the first one, those that are partial although the one
-    before was not, the first exact one after it, and how many were abandoned before. Of those that
-    are abandoned in a row it prints one for each cause. A sentence is not repeated directly. If an
-    event cannot be written to stdout, `unwritten` says why, and `on_unwritten` is called once.
+    Of observations that are stored it prints the first one, those that show less than the one
+    before, the first exact one after it, why a new baseline begins, and how many were abandoned
+    before. Of those that are abandoned in a row it prints one for each cause. A sentence is not
+    repeated directly. If an event cannot be written to stdout, `unwritten` says why, and
+    `on_unwritten` is called once.
     """
 
     def __init__(self, *, is_json: bool) -> None:
@@ -115,8 +152,8 @@ class ObservationPrinter:
         self._is_json = is_json
         self._instances: set[str] = set()
         self._has_stored = False
-        self._is_partial = False
-        self._was_exact = True
+        self._quality = EXACT
+        self._baseline: tuple[str, str, float] | None = None
         self._abandoned_count = 0
         self._cause = ""
         self._last = ""
@@ -135,13 +172,13 @@ class ObservationPrinter:
                 self._last = line
 
     def member(self, name: str, change: Membership) -> None:
-        """Take an instance that joined or left."""
+        """Take an instance that joined, left, or ended in order."""
         if change == "joined":
             self._instances.add(name)
             self.emit(InstanceJoined(name))
         elif name in self._instances:  # otherwise it could not join
             self._instances.remove(name)
-            self.emit(InstanceLeft(name))
+            self.emit(InstanceLeft(name) if change == "left" else InstanceEnded(name))
 
     def _lines(self, event: Event) -> list[str]:
         match event:
@@ -151,8 +188,13 @@ class ObservationPrinter:
                 return [f"instance {instance} joined"]
             case InstanceLeft(instance):
                 return [f"instance {instance} left"]
+            case InstanceEnded(instance):
+                return [f"instance {instance} ended in order"]
             case ObservationStored():
                 return self._stored(event)
+            case BaselineBegun(because, by, at, given_up):
+                self._baseline = because, by, at
+                return [f"a new baseline begins: {because!r} ({by}); {given_up}"]
             case ObservationAbandoned():
                 return self._abandoned(event)
             case ConnectionWarning(detail) | CleanupFailed(detail):
@@ -171,12 +213,15 @@ class ObservationPrinter:
             count = quantities.count(self._abandoned_count, "observation")
             lines.append(f"observation {event.number} is stored; abandoned before it: {count}")
             self._abandoned_count, self._cause = 0, ""
-        was_partial, self._is_partial = self._is_partial, bool(event.partial)
-        if event.partial and not was_partial:
-            self._was_exact = False
-            lines.append(f"observation {event.number} is partial: {'; '.join(event.partial)}")
-        elif event.is_exact and not self._was_exact:
-            self._was_exact = True
+        baseline = event.baseline_why, event.baseline_by, event.baseline_at
+        if self._baseline not in (None, baseline):
+            by = f" ({event.baseline_by})" if event.baseline_by else ""
+            lines.append(f"a new baseline begins: {event.baseline_why!r}{by}")
+        before, self._quality, self._baseline = self._quality, event.quality, baseline
+        if event.quality not in (EXACT, before):
+            reasons = "; ".join(event.reasons)
+            lines.append(f"observation {event.number} is {event.quality}: {reasons}")
+        elif event.is_exact and before != EXACT:
             lines.append(f"observation {event.number} is exact")
         elif not self._has_stored:
             took = quantities.duration(max(0.0, event.completed_at - event.initiated_at))
@@ -306,15 +351,125 @@ async def _observe(
     with stop_signals() as stop:
         printer.on_unwritten = stop.ask
         address = await observer.open(listen)
-        running = asyncio.ensure_future(observer.run())
+        running = {
+            asyncio.ensure_future(observer.run()),
+            asyncio.ensure_future(_take_requests(store, observer, printer, config.retire_s)),
+        }
         try:
             printer.emit(CollectorListening(str(address)))
-            await asyncio.wait({running, stop.requested}, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
+            await asyncio.wait({*running, stop.requested}, return_when=asyncio.FIRST_COMPLETED)
+            for one in running:
+                if one.done():
+                    one.result()
         finally:
-            running.cancel()
-            await asyncio.wait({running})
+            for one in running:
+                one.cancel()
+            await asyncio.wait(running)
             await observer.close()
     if overtaken:
         raise overtaken[0]
+
+
+# --- new baselines
+
+
+async def _take_requests(
+    store: ObservationReader, observer: Observer, printer: ObservationPrinter, retire_s: float
+) -> None:
+    """Begin the baselines that operators request, until cancelled. Instances of the collector
+    before have the time of `retire_s` to connect again: the request waits until then."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + retire_s
+    while True:
+        await asyncio.sleep(LOOK_S)
+        ledger = observer.collector.ledger
+        try:
+            if not ledger.gone or loop.time() >= until:
+                await take_request(store.path, observer.rebase, ledger, printer)
+        except StillframeError as error:
+            printer.emit(ConnectionWarning(f"no new baseline begins: {error}"))
+
+
+async def take_request(
+    path: Location,
+    rebase: Callable[[Baseline], Awaitable[tuple[str, ...]]],
+    ledger: CallLedger,
+    printer: ObservationPrinter,
+) -> None:
+    """Begin the baseline that an operator has requested, if one has since the last one.
+
+    Args:
+        path: the store.
+        rebase: lets the collector begin a baseline, and returns who was gone.
+        ledger: the ledger of the collector.
+        printer: takes the event.
+    """
+    request = await asyncio.to_thread(read_request, path)
+    if request is None or request.is_taken:
+        return
+    given_up = None
+    if not request.is_in(ledger):
+        given_up = GivenUp.by(ledger)
+        gone = await rebase(request.baseline)
+        given_up = msgspec.structs.replace(given_up, gone=gone)
+        printer.emit(BaselineBegun(request.because, request.by, request.at, given_up))
+    taken = msgspec.structs.replace(request, is_taken=True, given_up=given_up)
+    await asyncio.to_thread(write_request, path, taken)
+
+
+@app.add("baseline seen --by ada --because 'the ledgers were compared by hand'")
+def baseline(
+    path: StorePath,
+    *,
+    by: str = option("NAME", "Who decides it.", default=...),
+    because: str = option("TEXT", "Why what is unknown does not matter any more.", default=...),
+    timeout: str = option(
+        "DURATION",
+        "Stop waiting for the collector after this time. The request stays.",
+        default="1m",
+    ),
+) -> None:
+    """Begin a new baseline of the totals of observations, although something is unknown. The
+    collector takes the request, and no longer waits for instances that left without a goodbye,
+    nor for calls that may have been accepted. Exit 1 if it does not do so in time."""
+    timeout_s = quantities.parse_duration("--timeout", timeout)
+    store = ObservationReader(path)
+    request = new_request(by, because, time.time())
+    earlier = read_request(path)
+    write_request(path, request)
+    if earlier is not None and not earlier.is_taken:
+        output.say(f"this replaces the request of {earlier.by}, which no collector had taken")
+    is_running = is_written_to(path)
+    found = _awaited(store, request, timeout_s) if is_running else None
+    document = {"store": path, "by": by, "because": because, "at": request.at}
+    given_up = found and found.given_up
+    output.answer(document | {"is_taken": found is not None, "given_up": given_up})
+    if found is not None:
+        lost = "the collector ended before it could say what it gave up"
+        known = lost if given_up is None else str(given_up)
+        output.report(f"a new baseline begins with the next observation; {known}")
+    elif is_running:
+        end_with_failure(f"the collector has not taken it in {timeout}; it stays requested")
+    else:
+        output.report(
+            f"requested; no collector runs on {path}: the next one takes it when all instances "
+            "have connected again, or could have"
+        )
+
+
+def _awaited(
+    store: ObservationReader, request: BaselineRequest, timeout_s: float
+) -> BaselineRequest | None:
+    """Wait until a request is taken, and return what came of it; None if that takes too long. A
+    UsageError if another one has replaced it."""
+    until = time.monotonic() + timeout_s
+    with output.status("waiting for the collector to take the request"):
+        while time.monotonic() < until:
+            found = read_request(store.path)
+            if found is None or found.baseline != request.baseline:
+                by = f"replaced by one of {found.by}" if found else "deleted"
+                raise UsageError(f"the request was {by}: ask again if it is still needed")
+            if found.is_taken:
+                return found
+            time.sleep(LOOK_S / 4)
+    return None

@@ -8,7 +8,7 @@ from stillframe.cli import output
 from stillframe.cli.command import Commands, argument, conclude, option
 from stillframe.cli.options import MASTER
 from stillframe.cli.pipeline import PipelinePath
-from stillframe.cli.snapshots import said_of_now
+from stillframe.cli.snapshots import nothing_to_compare, said_of_now
 from stillframe.detect.predicate import Evaluation, not_stable
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.imports import add_cwd_to_path, load_function
@@ -95,7 +95,8 @@ def detect(
     master: str = MASTER,
 ) -> None:
     """Check whether a stable predicate holds in the newest snapshot of a pipeline, and since which
-    snapshot. Exit 1 if it does not hold, or is not stable."""
+    snapshot. Exit 1 if it does not hold, and 3 if that is not decided: it is not stable, or loss
+    has nothing to compare with."""
     pipeline = Pipeline(path)
     manifests = _of_now(pipeline) if snapshot is None else [pipeline.find(snapshot)]
     if not manifests:
@@ -126,6 +127,8 @@ def detect(
     shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
     document, sentence = said_of_now(name, shown, first, broken, len(evaluations))
+    if name == "loss" and len(pipeline.snapshots()) == 1:
+        document, sentence = nothing_to_compare(document)
     output.answer(document)
     conclude(document["holds"], sentence, yes="yes", no="no")
 

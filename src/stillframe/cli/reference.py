@@ -23,6 +23,7 @@ Colours appear only on a terminal, and never with `NO_COLOR`.
 | 0 | success, or the answer is yes |
 | 1 | failure, or the answer is no: damaged, inconsistent, different, abandoned |
 | 2 | usage error, bad input, or missing dependency |
+| 3 | not decided, by `detect`, `pipeline detect` or `store detect`: neither yes nor no |
 | 101 | a bug in Stillframe |
 | 130 | interrupted by Ctrl-C; a command that runs until Ctrl-C ends with 0 |
 | 141 | the reader of stdout, such as `head`, stopped before everything was written |

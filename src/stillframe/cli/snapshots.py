@@ -526,9 +526,10 @@ def detect(
     reference: str | None = CLASSES,
 ) -> None:
     """Check whether a stable predicate holds in the newest snapshot, and since which snapshot.
-    Exit 1 if it does not hold, or is not stable. Of observations of services: deadlock in each of
-    them, SQL where the tables that it reads are complete, and the others in those that are exact. A
-    function takes an observation."""
+    Exit 1 if it does not hold, and 3 if that is not decided: it is not stable, or loss has nothing
+    to compare with. Of observations of services: deadlock in each of them, SQL where the tables
+    that it reads are complete, and the others in those that are exact. A function takes an
+    observation."""
     if (observed := observations.reader_of(path)) is not None:
         observations.refuse_options(("--topology", reference))
         observations.detect_observations(observed, name)
@@ -559,6 +560,8 @@ def detect(
     shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
     document, sentence = said_of_now(name, shown, first, broken, len(evaluations))
+    if name == "loss" and len(store.entries()) == 1:
+        document, sentence = nothing_to_compare(document)
     output.answer(document)
     conclude(document["holds"], sentence, yes="yes", no="no")
 
@@ -571,11 +574,11 @@ def said_of_now(
     snapshot_count: int,
 ) -> tuple[dict[str, Any], str]:
     """Return whether a predicate holds now, according to its evaluations in the present epoch. The
-    result is JSON and a sentence to follow yes or no; both name the evaluation to show, the first
-    in which it held, and two that contradict each other."""
+    result is JSON and a sentence to follow yes, no or not decided; both name the evaluation to
+    show, the first in which it held, and two that contradict each other."""
     document = {
         "predicate": name,
-        "holds": since is not None and broken is None,
+        "holds": None if shown is None or broken is not None else since is not None,
         "found": shown and shown.verdict.sentence,
         "snapshot": shown and shown.snapshot,
         "first": since and since.snapshot,
@@ -595,8 +598,17 @@ def said_of_now(
     )
 
 
+def nothing_to_compare(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return what to say instead if loss was asked of the one snapshot that there is."""
+    sentence = (
+        f"loss compares with the oldest snapshot, and there is none but {document['snapshot']}: "
+        "take another one"
+    )
+    return document | {"holds": None, "found": sentence}, sentence
+
+
 def not_stable_sentence(name: str, held: predicate.Evaluation, lost: predicate.Evaluation) -> str:
-    """Say, after a ``no: ``, what two evaluations show of a predicate that is not stable."""
+    """Say, after ``not decided: ``, what two evaluations show of a predicate that is not stable."""
     return (
         f"{name} is not stable: it held in snapshot {held.snapshot} and not in {lost.snapshot}, "
         "which was initiated when that one was complete, so the present state is unknown; in "

@@ -34,6 +34,8 @@ _NAME = "[^ ]+: "
 """The pattern of the name of an instance before each reason that it gives."""
 _LIMITED = {
     _FATE: _OF_CALLS,
+    "earlier calls with an unknown fate: {}": _SUMS,
+    "amounts that are not known were dropped since the baseline: {} times": _SUMS,
     "{} has dropped unresolved calls, because there were too many": _DROPPED,
     "{} has dropped {} answers that {} has not accepted, because there were too many": _DROPPED,
     "{} has dropped answers to {}, which is not connected": _DROPPED,
@@ -80,8 +82,8 @@ def reasons_against(
         Damaged: its calls are not what was written.
     """
     found = {reason: None for reason, of in _incomplete(manifest) if not of.isdisjoint(tables)}
-    if manifest.partial and _FATE not in found and not _OF_CALLS.isdisjoint(tables):
-        # A partial observation does not say this besides its reasons.
+    if not manifest.is_exact and _FATE not in found and not _OF_CALLS.isdisjoint(tables):
+        # An observation does not say this besides other reasons.
         places = store.tables(manifest, [CALLS])[CALLS].column("place").to_pylist()
         if not {CallPlace.UNKNOWN.value, CallPlace.OUTSIDE.value}.isdisjoint(places):
             found[_FATE] = None
@@ -92,7 +94,7 @@ def _incomplete(manifest: ObservationManifest) -> Iterator[tuple[str, frozenset[
     """Yield each reason why an observation is not exact, and the tables that it leaves
     incomplete."""
     more = _EVERYTHING
-    for reason in manifest.partial or manifest.reasons:
+    for reason in (*manifest.partial, *manifest.unknowns):
         if _REPEATED.fullmatch(reason):
             yield reason, more
         elif (of := _listed(reason, _BY_AN_AGENT)) is not None:

@@ -32,6 +32,10 @@ from stillframe.store.observations import ObservationReader, StoredObservation
 DEADLOCK, LOSS, TERMINATION = "deadlock", "loss", "termination"
 
 
+FIRST = "it is the first exact one of its baseline: later ones are compared with it"
+"""Why loss is not evaluated in an observation."""
+
+
 class NotEvaluated(msgspec.Struct, frozen=True):
     """A predicate was not evaluated in an observation, for these reasons."""
 
@@ -81,12 +85,12 @@ def _loaded(
 
 
 def _exact(
-    store: ObservationReader, evaluate: Callable[[Observation], Verdict]
+    store: ObservationReader, evaluate: Callable[[Observation], Verdict | NotEvaluated]
 ) -> ObservationPredicate:
     """Return the evaluation of something that may read everything, or that adds up amounts."""
 
     def outcome(found: StoredObservation) -> Verdict | NotEvaluated:
-        if found.observation.is_exact:
+        if found.manifest.is_exact:
             return evaluate(found.observation)
         return NotEvaluated(tuple(found.manifest.reasons))
 
@@ -134,11 +138,11 @@ def _own(observation: Observation, function: Callable[[Observation], bool], name
 
 def places_of(observation: Observation) -> Places:
     """Return where each conserved amount is: in the state of an instance, in variables of its
-    handlers, or in no state."""
+    handlers, in no state, or with instances that have ended."""
     found: Places = {}
     for row in amounts_of(observation):
         places = found.setdefault(str(row["unit"]), {})
-        for place in ("in_states", "held", "outside_states"):
+        for place in ("in_states", "held", "outside_states", "ended"):
             if row[place]:
                 places[place.replace("_", " ")] = row[place]
     return found
@@ -148,20 +152,25 @@ class _Totals:
     """Totals of exact observations, each compared with that of the oldest one with its baseline."""
 
     def __init__(self) -> None:
-        self._expected: dict[int, Places] = {}
+        self._firsts: dict[int, tuple[int, Places]] = {}
 
-    def evaluate(self, observation: Observation) -> Verdict:
-        """Return whether something is missing, or too much."""
+    def evaluate(self, observation: Observation) -> Verdict | NotEvaluated:
+        """Return whether something is missing, or too much. There is no earlier one to compare the
+        first one of a baseline with."""
         places = places_of(observation)
         if not any(fragment.state.conserved for fragment in observation.fragments.values()):
             raise UsageError(
                 f"in {_where(observation.number)} no state reports a conserved amount: implement "
                 "'conserved()' in the state that 'attach' is given"
             )
-        expected = self._expected.setdefault(observation.baseline, places)
+        if observation.baseline not in self._firsts:
+            self._firsts[observation.baseline] = observation.number, places
+            return NotEvaluated((FIRST,))
+        first, expected = self._firsts[observation.baseline]
         found = differences(expected, places)
         amounts = ", ".join(f"{sum(of.values())} {unit}" for unit, of in expected.items())
-        return Verdict(bool(found), "; ".join(map(str, found)) or f"nothing is missing: {amounts}")
+        words = "; ".join(map(str, found)) or f"nothing is missing: {amounts}"
+        return Verdict(bool(found), f"{words}, compared with observation {first}")
 
 
 def ranges_of(numbers: list[int], evaluated: list[int]) -> list[tuple[int, int]]:

@@ -76,6 +76,7 @@ def observation_document(found: StoredObservation) -> dict[str, Any]:
         "verdict": _verdict(found),
         "reasons": list(map(_line, reasons[:REASONS_MAX])),
         "reasons_left_out_count": max(0, len(reasons) - REASONS_MAX),
+        "comparable": _line(manifest.comparable(moment)),
         "disconnected": list(map(_line, disconnected[:REASONS_MAX])),
         "disconnected_left_out_count": max(0, len(disconnected) - REASONS_MAX),
         "verified": VERIFIED,
@@ -108,7 +109,7 @@ def _verdict(found: StoredObservation) -> str:
         return "Exact: every amount is in a state, in a call, or known to be lost"
     if manifest.partial:
         return f"Partial, for {count(len(manifest.reasons), 'reason')}"
-    return "Not exact: it is unknown whether some calls were accepted"
+    return f"Not exact, for {count(len(manifest.reasons), 'reason')}"
 
 
 def _contents(observation: Observation, ring: frozenset[str], at: float) -> dict[str, Any]:

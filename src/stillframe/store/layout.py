@@ -1,6 +1,7 @@
 """The layout of a store directory: how it is created, recognised, locked and cleared up."""
 
 import contextlib
+import os
 import re
 import shutil
 import time
@@ -19,6 +20,7 @@ from stillframe.durable_files import (
 from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.storage.files import names
+from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import is_there
@@ -53,6 +55,8 @@ OBSERVATIONS_HEAD = "observations.json"
 OBSERVATIONS = "observations"
 LEDGER = "ledger.json"
 """The record of the collector of observations."""
+BASELINE_REQUEST = "baseline.json"
+"""The newest request of an operator for a new baseline."""
 _LISTED_MAX = 5
 
 
@@ -89,6 +93,19 @@ def take_lock(path: Path) -> int:
     if lock is None:
         raise in_use(path, "another program that writes to it")
     return lock
+
+
+def is_written_to(path: Location) -> bool:
+    """Return whether a living program writes to a store; StoreError if that cannot be found out. In
+    an object store, one that ended on another machine without a word may seem to live."""
+    with explain_io_errors(path, "looked at"):
+        if isinstance(path, ObjectPath):
+            return not Lease(path / LEASE, lost=lambda: None).is_free()
+        lock = try_lock(path / _LOCK)
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
 
 
 def in_use(path: Location, user: str) -> Unavailable:

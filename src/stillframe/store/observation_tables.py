@@ -33,8 +33,10 @@ INSTANCES = "instances.parquet"
 STATES = "states.parquet"
 CALLS = "calls.parquet"
 UNRESOLVED = "unresolved.parquet"
-FILES = (INSTANCES, STATES, CALLS, UNRESOLVED)
-"""The files of every observation, in the order in which a manifest lists them."""
+FAREWELLS = "farewells.parquet"
+FILES = (INSTANCES, STATES, CALLS, UNRESOLVED, FAREWELLS)
+"""The files of an observation, in the order in which a manifest lists them. The last one is there
+if it has a row."""
 
 KINDS = NOT_AWAITED, LATE, DUPLICATE, ORPHAN = ("not awaited", "late", "duplicate", "orphan")
 """The kinds of unresolved calls."""
@@ -91,6 +93,15 @@ _SCHEMAS = {
         "brought": _TEXT,
         "encoded": _BYTES,
     },
+    FAREWELLS: {
+        "observation": _COUNT,
+        "instance": _TEXT,
+        "service": _TEXT,
+        "sent_count": _COUNT,
+        "call_count": _COUNT,
+        "served_count": _COUNT,
+        "encoded": _BYTES,
+    },
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in _SCHEMAS.items()}
 """The columns of each file."""
@@ -99,6 +110,7 @@ _NULLABLE = {
     STATES: ("value", "number"),
     CALLS: ("deadline", "serving", "served_by"),
     UNRESOLVED: ("instance", "target", "encoded"),
+    FAREWELLS: (),
 }
 _VALUE = Column("value", "json")
 _Read = TypeVar("_Read")
@@ -232,11 +244,19 @@ def served_by(located: Located) -> str | None:
     return ", ".join(dict.fromkeys(name for name, _ in located.served)) or None
 
 
+def ended_amounts(ended: Mapping[str, Amounts]) -> dict[str, int]:
+    """Return by unit the amounts of instances that have ended, which are given by service."""
+    found: dict[str, int] = {}
+    for amounts in ended.values():
+        add_amounts(found, amounts)
+    return found
+
+
 def amounts_of(observation: Observation) -> list[Row]:
     """Return for each unit where its amounts are.
 
     `outside_states` is the sum of the columns before it, without `doubled`. `total` is that with
-    `held` and what states report.
+    `held`, what states report, and `ended`.
     """
     columns = _amounts_by_column(observation)
     return [
@@ -265,6 +285,7 @@ def _amounts_by_column(observation: Observation) -> dict[str, dict[str, int]]:
     doubled: dict[str, int] = {}
     held: dict[str, int] = {}
     in_states: dict[str, int] = {}
+    ended = ended_amounts(observation.ended)
     for located in observation.calls:
         add_amounts(awaited if located.record.is_awaited else unresolved, located.amounts())
     for located in observation.late:
@@ -288,10 +309,11 @@ def _amounts_by_column(observation: Observation) -> dict[str, dict[str, int]]:
         "outside_states": observation.outside_states(),
         "held": held,
         "in_states": in_states,
+        "ended": ended,
         "unknown": dict(observation.unknown),
     }
     columns["total"] = {}
-    for part in ("outside_states", "held", "in_states"):
+    for part in ("outside_states", "held", "in_states", "ended"):
         add_amounts(columns["total"], columns[part])
     return columns
 
@@ -300,25 +322,30 @@ def _amounts_by_column(observation: Observation) -> dict[str, dict[str, int]]:
 
 
 def to_tables(observation: Observation) -> dict[str, pa.Table]:
-    """Return the tables of an observation by the names of their files.
+    """Return the tables of an observation by the names of their files, in their order.
 
     Raises:
         StoreError: a state is not a MessagePack map, or a value does not fit into its column.
     """
     fragments = [observation.fragments[name] for name in sorted(observation.fragments)]
-    rows = {
+    ends = [observation.ends[name] for name in sorted(observation.ends)]
+    rows: dict[str, Iterable[Row]] = {
         INSTANCES: map(_instance_row, fragments),
         STATES: (row for fragment in fragments for row in _state_rows(fragment)),
         CALLS: map(_call_row, observation.calls),
         UNRESOLVED: (_unresolved_row(*one) for one in _unresolved(observation)),
+        FAREWELLS: map(_common_row, ends),
     }
     try:
-        return {name: _table(name, observation.number, rows[name]) for name in FILES}
+        tables = {name: _table(name, observation.number, rows[name]) for name in FILES}
     except (*CONVERSION_ERRORS, *DECODING_ERRORS) as error:
         raise StoreError(
             f"observation {observation.number} cannot be stored, because a value does not fit into "
             f"its column: {' '.join(text_of(error).split())}"
         ) from error
+    if not ends:
+        del tables[FAREWELLS]
+    return tables
 
 
 def _table(name: str, number: int, rows: Iterable[Row]) -> pa.Table:
@@ -343,18 +370,23 @@ def _json(value: Mapping[str, Any]) -> str:
     return msgspec.json.encode(dict(sorted(value.items()))).decode()
 
 
-def _instance_row(fragment: InstanceFragment) -> Row:
+def _common_row(fragment: InstanceFragment) -> Row:
     return {
         "instance": fragment.instance,
         "service": service_of(fragment.instance),
         "sent_count": fragment.sent_count,
         "call_count": len(fragment.calls),
         "served_count": len(fragment.served),
+        "encoded": _encode(fragment),
+    }
+
+
+def _instance_row(fragment: InstanceFragment) -> Row:
+    return _common_row(fragment) | {
         "held": _json(state_of(fragment).held),
         "conserved": _json(state_of(fragment).conserved),
         "ignored_count": state_of(fragment).ignored_count,
         "lost": _json(fragment.lost),
-        "encoded": _encode(fragment),
     }
 
 
@@ -424,12 +456,23 @@ def fragments_in(table: pa.Table) -> dict[str, InstanceFragment]:
     Raises:
         NotConsistent: an instance has two.
     """
+    return {
+        name: msgspec.structs.replace(one, state=msgspec.convert(one.state, InstanceState))
+        for name, one in ends_in(table).items()
+    }
+
+
+def ends_in(table: pa.Table) -> dict[str, InstanceFragment]:
+    """Return the fragments in the table of farewells, as they are.
+
+    Raises:
+        NotConsistent: an instance has two.
+    """
     found: dict[str, InstanceFragment] = {}
     for fragment in _decoded(table, "encoded", _decode_fragment):
         if fragment.instance in found:
             raise NotConsistent(f"{fragment.instance} has two fragments")
-        state = msgspec.convert(fragment.state, InstanceState)
-        found[fragment.instance] = msgspec.structs.replace(fragment, state=state)
+        found[fragment.instance] = fragment
     return found
 
 

@@ -42,6 +42,7 @@ from stillframe.store.observation_tables import FILES
 from stillframe.store.sealed_json import (
     BUCKET_FORMAT,
     FORMAT,
+    OBSERVATION_FORMAT,
     SEALED_BYTES_MAX,
     read_sealed,
     read_sealed_bytes,
@@ -79,7 +80,7 @@ class StoredLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ledger: the collector's record of calls that instances no longer keep, as MessagePack.
     """
 
-    format: int = FORMAT
+    format: int = OBSERVATION_FORMAT
     number: int
     ledger: bytes
 
@@ -88,13 +89,11 @@ class BucketLedger(StoredLedger, frozen=True, kw_only=True, forbid_unknown_field
     """The content of ``ledger.json`` in an object store.
 
     Attributes:
-        format: the version of the format.
         token: is new with each write: no two contents are equal, or the object store could not tell
             them apart.
         published: the observations that are in the store, by number.
     """
 
-    format: int = BUCKET_FORMAT
     token: str
     published: tuple[int, ...]
 

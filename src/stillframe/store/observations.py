@@ -3,11 +3,14 @@
     STORE/observations.json                    makes the directory a store of observations
     STORE/lock                                 held by the one writer, as long as it lives
     STORE/ledger.json                          what a collector starts again from
+    STORE/baseline.json                        an operator's newest request for a new baseline
     STORE/observations/17/manifest.json        every file, with length and SHA-256
     STORE/observations/17/instances.parquet    one row for each instance
     STORE/observations/17/states.parquet       one row for each field of each instance's state
     STORE/observations/17/calls.parquet        one row for each open call
     STORE/observations/17/unresolved.parquet   one row for each call whose caller does not wait
+    STORE/observations/17/farewells.parquet    one row for each instance that has said goodbye,
+                                               while not all of it is settled
     STORE/observations/.17.partial/            an observation that is being written
     STORE/observations/.17.dropped/            one that is being removed
 
@@ -29,6 +32,7 @@ from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
+    Baseline,
     CallId,
     CallLedger,
     CallPlace,
@@ -48,6 +52,7 @@ from stillframe.store.manifest import MANIFEST, FileRecord
 from stillframe.store.observation_tables import (
     CALLS,
     DUPLICATE,
+    FAREWELLS,
     FILES,
     INSTANCES,
     ORPHAN,
@@ -63,18 +68,21 @@ from stillframe.store.observation_writers import (
     stored_numbers,
 )
 from stillframe.store.parquet import as_written, different_column, read_parquet, to_parquet
-from stillframe.store.sealed_json import FORMAT, read_sealed
+from stillframe.store.sealed_json import OBSERVATION_FORMAT, read_sealed
 
 EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
 """How much an observation shows: all amounts; not everything, for the reasons that it has; or all
-calls, and of some of them not whether they were accepted."""
+that is there, and something is unknown."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
+OLDER = "a version of Stillframe that took what restarts for exact had stored what came before"
+"""Why a collector begins a baseline after one of an older version."""
 AMOUNTS = "amounts"
 """The table for queries that follows from the others, and is in no file."""
 _ENCODED = "encoded"
 _WHOLE: Mapping[str, Collection[str]] = dict.fromkeys(FILES, ())
 _RECORDED = {INSTANCES: (_ENCODED,), CALLS: (_ENCODED,), UNRESOLVED: ("kind", _ENCODED)}
+_RECORDED |= {FAREWELLS: (_ENCODED,)}
 """The columns from which an observation is put together; the others repeat them."""
 _DIRECTORY_ADVICE = f"{FILE_ADVICE}, or delete the directory of that observation"
 
@@ -84,11 +92,12 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     `settled_calls` and `settled_answers` are what fragments still hold although an earlier
     observation has settled it: calls, and answers by sender, caller and number. The others are
-    those of `Observation`; `instance_count`, `open_count` and `unresolved_count` follow from the
-    files.
+    those of `Observation`, and `baseline` with what begins so are its `since`; `instance_count`,
+    `open_count` and `unresolved_count` follow from the files. Those with a default at the end were
+    not in format 2.
     """
 
-    format: int = FORMAT
+    format: int = OBSERVATION_FORMAT
     number: int
     initiated_at: float
     completed_at: float
@@ -107,6 +116,25 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     settled_calls: tuple[CallId, ...] = ()
     settled_answers: tuple[tuple[str, str, int], ...] = ()
     files: tuple[FileRecord, ...] = ()
+    baseline_why: str = ""
+    baseline_by: str = ""
+    baseline_at: float = 0.0
+    ended: dict[str, dict[str, int]] = {}
+    gone: tuple[str, ...] = ()
+    unknown_count: int = 0
+
+    @property
+    def since(self) -> Baseline:
+        """The first observation with whose total that of this one is comparable."""
+        return Baseline(self.baseline, self.baseline_why, self.baseline_by, self.baseline_at)
+
+    def comparable(self, moment: Callable[[float], str]) -> str:
+        """Return a sentence about the observations whose totals are comparable; `moment` writes
+        a time."""
+        since = self.since
+        by = f"{moment(since.at)}, by {since.by}: because " if since.by else ""
+        why = f" ({by}{since.why})" if since.why else ""
+        return f"totals are comparable since observation {since.number}{why}"
 
     @property
     def byte_count(self) -> int:
@@ -128,9 +156,27 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     @property
     def reasons(self) -> list[str]:
         """Why it is not exact; empty if it is."""
-        if self.is_exact or self.partial:
-            return list(dict.fromkeys(self.partial))
-        return ["it is unknown whether some calls were accepted"]
+        return list(dict.fromkeys((*self.partial, *self.unknowns)))
+
+    @property
+    def unknowns(self) -> list[str]:
+        """Why it is not exact, besides the reasons for which it is partial."""
+        if self.is_exact:
+            return []
+        found = [
+            f"{name} has left without a goodbye: it is unknown what it did" for name in self.gone
+        ]
+        if self.unknown_count:
+            count = f"{self.unknown_count:,}"
+            found.append(f"earlier calls with an unknown fate: {count}")
+        if self.forgotten_count:
+            count = f"{self.forgotten_count:,}"
+            found.append(
+                f"amounts that are not known were dropped since the baseline: {count} times"
+            )
+        if not found and not self.partial:
+            found.append("it is unknown whether some calls were accepted")
+        return found
 
 
 class StoredObservation(msgspec.Struct, frozen=True):
@@ -206,7 +252,8 @@ class ObservationReader:
         except Damaged:
             self._check_there(number)
             raise
-        if manifest.number != number or tuple(one.name for one in manifest.files) != FILES:
+        names = tuple(one.name for one in manifest.files)
+        if manifest.number != number or names not in (FILES, FILES[:-1]):
             raise Damaged(
                 f"{path} is not the manifest of observation {number}",
                 path=path,
@@ -260,6 +307,8 @@ class ObservationReader:
             made = observation_tables.to_tables(observation)
         except NotConsistent as error:
             raise _contradiction(directory, str(error)) from error
+        if made.keys() != tables.keys():
+            raise _contradiction(directory / MANIFEST, f"{FAREWELLS} has no row")
         for name, table in made.items():
             # Written and read again, so that both took the same path.
             written = read_parquet(to_parquet(table))
@@ -331,6 +380,9 @@ class ObservationReader:
                 observation_tables.fields_of(fragment)
             name = CALLS
             calls = observation_tables.calls_in(tables[CALLS])
+            name = FAREWELLS
+            farewells = tables.get(FAREWELLS)
+            ends = {} if farewells is None else observation_tables.ends_in(farewells)
             name = UNRESOLVED
             return Observation(
                 fragments=fragments,
@@ -338,6 +390,8 @@ class ObservationReader:
                 late=observation_tables.late_in(tables[UNRESOLVED]),
                 duplicates=observation_tables.accepted_in(tables[UNRESOLVED], DUPLICATE),
                 orphans=observation_tables.accepted_in(tables[UNRESOLVED], ORPHAN),
+                since=manifest.since,
+                ends=ends,
                 **shared,
             )
         except (NotConsistent, *DECODING_ERRORS) as error:
@@ -366,6 +420,11 @@ class ObservationWriter(ObservationReader):
                 path=path / LEDGER,
                 remedy=FILE_ADVICE,
             ) from error
+        if storage.stored.format < OBSERVATION_FORMAT and storage.stored.number:
+            # It knew of no goodbyes, so whoever is not connected may have changed anything.
+            away = self.ledger.disconnected.keys() - self.ledger.retired
+            self.ledger.gone |= dict.fromkeys(sorted(away))
+            self.ledger.next_baseline = Baseline(0, OLDER)
         # A collector can die when it has stored an observation, and the ledger not yet. No
         # instance has settled anything then.
         self.number = max(storage.stored.number, *self.numbers(), 0)
@@ -420,6 +479,10 @@ class ObservationWriter(ObservationReader):
                 initiated_at=times[0],
                 completed_at=times[1],
                 is_exact=observation.is_exact,
+                baseline=observation.since.number,
+                baseline_why=observation.since.why,
+                baseline_by=observation.since.by,
+                baseline_at=observation.since.at,
                 **_counts(observation),
                 settled_calls=settled_calls,
                 settled_answers=settled_answers,
@@ -470,7 +533,7 @@ def _check(observation: Observation, manifest: ObservationManifest) -> None:
     """Raise a NotConsistent if an observation is not what its fragments and its manifest say."""
     _check_records(observation)
     for located in observation.calls:
-        _check_place(located, observation.fragments.values())
+        _check_place(located, observation.everybody.values())
     settled_calls, settled_answers = _settled(observation)
     for call in settled_calls:
         if call not in manifest.settled_calls:
@@ -481,24 +544,29 @@ def _check(observation: Observation, manifest: ObservationManifest) -> None:
                 f"answer {number} of {instance} to {caller} is in its fragment and in no call"
             )
     found = {
-        "is_exact": observation.is_exact,
         **_counts(observation),
         "settled_calls": settled_calls,
         "settled_answers": settled_answers,
     }
+    if manifest.format >= OBSERVATION_FORMAT:  # an older version had another rule
+        found["is_exact"] = observation.is_exact
     for name, value in found.items():
         if getattr(manifest, name) != value:
             raise NotConsistent(f"{name} of {MANIFEST} differs from the recorded data")
     if not 0 < observation.baseline <= observation.number:
         raise NotConsistent(f"baseline of {MANIFEST} is {observation.baseline}")
-    if both := sorted(observation.fragments.keys() & set(observation.disconnected)):
+    if both := sorted(
+        observation.fragments.keys() & {*observation.disconnected, *observation.gone}
+    ):
         raise NotConsistent(f"{both[0]} has a fragment and was disconnected")
+    if both := sorted(observation.fragments.keys() & observation.ends.keys()):
+        raise NotConsistent(f"{both[0]} has a fragment and had said goodbye")
 
 
 def _check_records(observation: Observation) -> None:
     """Check that each call is what its caller and those that have accepted it keep, and that each
     is listed once."""
-    fragments = observation.fragments
+    fragments = observation.everybody
     seen: set[CallId] = set()
     for located in (*observation.calls, *observation.late):
         if located.call in seen:
@@ -509,17 +577,18 @@ def _check_records(observation: Observation) -> None:
         if open_calls.get(located.call) != located.record:
             raise NotConsistent(f"call {located.call} is not as its caller has recorded it")
     for located in observation.late:
-        if located.call.caller not in fragments or len(located.served) != 1:
+        if len(located.served) != 1:
             raise NotConsistent(f"call {located.call} is not a late call")
     kept = {name: list(fragment.served) for name, fragment in fragments.items()}
     for name, served in _listed_answers(observation):
         if served not in kept.get(name, []):
             raise NotConsistent(f"call {served.call} is not as {name} has recorded it")
         kept[name].remove(served)
-    for accepted, is_connected in ((observation.duplicates, True), (observation.orphans, False)):
+    late = {located.call for located in observation.late}
+    for accepted, is_known in ((observation.duplicates, True), (observation.orphans, False)):
         for _, served in accepted:
-            if (served.call.caller in fragments) is not is_connected:
-                kind = DUPLICATE if is_connected else ORPHAN
+            if (served.call.caller in fragments or served.call in late) is not is_known:
+                kind = DUPLICATE if is_known else ORPHAN
                 raise NotConsistent(f"call {served.call} is not a call of the kind {kind}")
 
 
@@ -548,7 +617,7 @@ def _check_place(located: Located, fragments: Collection[InstanceFragment]) -> N
 def _open_calls(observation: Observation) -> dict[CallId, Any]:
     return {
         CallId(name, call.number): call
-        for name, fragment in observation.fragments.items()
+        for name, fragment in observation.everybody.items()
         for call in fragment.calls
     }
 
@@ -586,7 +655,7 @@ def _settled(
         (name, served.call) for name, served in _listed_answers(observation) if not served.number
     }
     answers = []
-    for name, fragment in observation.fragments.items():
+    for name, fragment in observation.everybody.items():
         for served in fragment.served:
             caller = served.call.caller
             answer = name, caller, served.number
@@ -600,5 +669,5 @@ def _settled(
 
 def _is_received(observation: Observation, instance: str, caller: str, number: int) -> bool:
     """Return whether a caller had accepted an answer that is not acknowledged yet."""
-    fragment = observation.fragments.get(caller)
+    fragment = observation.everybody.get(caller)
     return fragment is not None and number in fragment.received.get(instance, ReceivedAnswers())

@@ -20,6 +20,8 @@ FORMAT = 2
 """The version of the format, which is in every sealed file."""
 BUCKET_FORMAT = 3
 """The version of those files that only stores in object stores have."""
+OBSERVATION_FORMAT = 4
+"""The version of the manifest of an observation, and of the ledger of a collector."""
 
 SEALED_BYTES_MAX = 64 * 2**20
 

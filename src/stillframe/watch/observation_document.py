@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stillframe.detect.call_waits import CallDeadlock, deadlocked_instances, find_call_deadlock
-from stillframe.diagram.text_metrics import count, shorten_name
+from stillframe.diagram.text_metrics import count, moment, shorten_name
 from stillframe.pages.values import printable
 from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import Located, Observation
@@ -40,6 +40,7 @@ TEXT_CHARS_MAX = 200
 AMOUNT_PLACES = (
     "in_states",
     "held",
+    "ended",
     "in_open_calls",
     "in_unresolved_calls",
     "lost",
@@ -97,6 +98,7 @@ def summarize(found: StoredObservation) -> Summary:
         "quality": manifest.quality,
         "reasons": _limited(manifest.reasons, text, REASON_COUNT_MAX),
         "disconnected": _limited(manifest.disconnected, text, REASON_COUNT_MAX),
+        "comparable": text(manifest.comparable(moment)),
         "service_count": len(services),
         "instance_count": manifest.instance_count,
         "open_count": manifest.open_count,
@@ -145,7 +147,15 @@ def events_between(before: ObservationManifest, now: ObservationManifest) -> lis
         )
     elif before.reasons and not reasons:
         found.append(("begin", f"observation {now.number} is exact"))
+    if _without_number(now) != _without_number(before):
+        by = f" ({now.baseline_by})" if now.baseline_by else ""
+        found.append(("begin", f"a new baseline begins: {text(now.baseline_why + by)}"))
     return [event(now, kind, sentence) for kind, sentence in found]
+
+
+def _without_number(manifest: ObservationManifest) -> tuple[str, str, float]:
+    """Return why a baseline began. Each observation begins it until one is not partial."""
+    return manifest.baseline_why, manifest.baseline_by, manifest.baseline_at
 
 
 def deadlock_events(before: Summary | None, now: Summary) -> list[Row]:
@@ -205,7 +215,9 @@ class CallGraph:
         self._edges: dict[tuple[_Disc, _Disc], _Edge] = {}
         for located in calls:
             for server in _servers(located):
-                self._kinds.setdefault(server, ADDRESS)
+                # One that has said goodbye has no fragment.
+                kind = ADDRESS if server.is_address else service_of(server.name)
+                self._kinds.setdefault(server, kind)
                 edge = self._edges.setdefault((_Disc(located.call.caller), server), _Edge())
                 edge.add(located)
         self._ring = set() if deadlock is None else _ring_of(deadlock)

@@ -33,13 +33,13 @@ function observationHead(observation) {
     ["Size", bytes(observation.bytes)],
   ];
   const disconnected = observation.disconnected.map((name) => `${name} was disconnected`);
-  const reasons = [...observation.reasons, ...disconnected].map((reason) => make("li", {}, reason));
+  const reasons = [...observation.reasons, ...disconnected, observation.comparable].map((reason) => make("li", {}, reason));
   return make(
     "header",
     { class: "snapshot-head" },
     make("h1", {}, `Observation ${count(observation.number)}`),
     make("p", { class: `verdict ${VERDICTS[observation.quality]}` }, observation.verdict),
-    reasons.length > 0 ? make("ul", { class: "reasons" }, reasons) : null,
+    make("ul", { class: "reasons" }, reasons),
     makeRest(observation.reasons_left_out_count, "reason", SHOW_HAS_ALL),
     makeRest(observation.disconnected_left_out_count, "disconnected instance", SHOW_HAS_ALL),
     make("dl", { class: "facts" }, facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),

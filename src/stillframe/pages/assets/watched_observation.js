@@ -48,7 +48,7 @@ class FoldedTable {
 export class ObservationView {
   constructor() {
     this.head = make("p", {}, "Waiting for the first observation …");
-    this.reasons = make("ul", { hidden: true });
+    this.reasons = make("ul", {});
     this.picture = make("div", {});
     this.leftOut = make("p", { class: "left-out muted", hidden: true });
     this.waits = new FoldedTable("Who waits for whom, as text", { caption: "Who waits for whom", heads: ["caller", "waits for", "calls", "oldest", "where"], numbers: [2, 3], none: "No call is open." }, waitRows);
@@ -79,9 +79,8 @@ export class ObservationView {
     this.showAmounts(observation);
   }
 
-  showReasons({ quality, reasons, disconnected }) {
-    const lines = [...limited(reasons, "reason").map((reason) => `${quality}: ${reason}`), ...limited(disconnected, "instance").map((name) => `disconnected: ${name}`)];
-    this.reasons.hidden = lines.length === 0;
+  showReasons({ quality, reasons, disconnected, comparable }) {
+    const lines = [...limited(reasons, "reason").map((reason) => `${quality}: ${reason}`), ...limited(disconnected, "instance").map((name) => `disconnected: ${name}`), comparable];
     if (this.shownReasons === lines.join("\n")) return;
     this.shownReasons = lines.join("\n");
     this.reasons.replaceChildren(...lines.map((line) => make("li", {}, line)));
