@@ -64,7 +64,7 @@ PYTHON = [
         "[A how-to](services.md) shows them in whole programs. `ObservedTransport` needs httpx; "
         "`ObservedCalls` and `ObservedChannel` need grpcio and protobuf.",
         "stillframe.services",
-        "attach connected_agent Settings Agent ObservedLock Message ObservedTransport "
+        "attach connected_agent Settings Agent MadeCall ObservedLock Message ObservedTransport "
         "ObservedCalls ObservedChannel ObservedApplication",
     ),
     Section(
@@ -184,7 +184,7 @@ NOT_CONSTRUCTED = frozenset(
 )
 """Classes whose objects are only returned: their constructors are not public."""
 MEMBERS = {
-    "Agent": "held leave lock step",
+    "Agent": "calls held leave lock settled step",
     "Assembler": "",
     "Awaited": "",
     "Batch": "last messages",

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from google.protobuf.wrappers_pb2 import Int64Value
 from typer.testing import Result
 
 from stillframe.detect.call_waits import call_deadlock
-from stillframe.services import Agent
+from stillframe.services import Agent, ObservedChannel, ObservedTransport
 from stillframe.store.observations import ObservationReader
 from tests.doc_pages import blocks, called
 from tests.ports import free_port
@@ -236,5 +238,49 @@ def test_the_short_programs_do_what_the_page_says(deployment: Deployment) -> Non
         agent.say_goodbye = say_goodbye
         await program("leave")["stop"](grpc.aio.server(), agent)
         assert said == [True]
+        await reconcile(program("reconcile"), program("reconcile_grpc"))
 
     asyncio.run(run())
+
+
+async def reconcile(of_httpx: dict[str, Any], of_grpc: dict[str, Any]) -> None:
+    """Run the two programs: of three orders one is lost, one is paid and not answered."""
+    agent = Agent("shop", dict, secret=SECRET.encode(), targets=["bank:80"])
+    said: list[tuple[str, Any]] = []
+    settled = agent.settled
+
+    def listen(call: Any, returned: Any = None) -> None:
+        settled(call, returned)
+        said.append((str(call), returned))
+
+    agent.settled = listen  # type: ignore[method-assign]
+    paid, attempts = {"b"}, Counter[str]()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=request.url.path[-1] in paid)
+        order = json.loads(request.content)["order"]
+        attempts[order] += 1
+        if attempts[order] == 1 and order != "c":
+            raise httpx.ReadTimeout("too late")
+        return httpx.Response(200, json=True)
+
+    till = {"EUR": 100}
+    transport = ObservedTransport(agent, httpx.MockTransport(answer))
+    async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
+        orders = {"a": 5, "b": 7, "c": 9}
+        assert await of_httpx["pay_all"](agent, client, till, orders) == [True] * 3
+    assert (attempts, till) == ({"a": 2, "b": 1, "c": 1}, {"EUR": 79})
+    assert [returned for _, returned in said] == [{"EUR": 5}, None]
+    assert said[0][0] == f"{agent.rules.name}#1"
+    async with ObservedChannel(
+        agent, grpc.aio.insecure_channel("127.0.0.1:1"), "bank:80"
+    ) as channel:
+        stub = channel.unary_unary(
+            "/bank.Bank/Pay", Int64Value.SerializeToString, Int64Value.FromString
+        )
+        state = {"balance": 100}
+        call = await of_grpc["pay"](agent, stub, state, 5)
+        assert state == {"balance": 95}
+        of_grpc["give_back"](agent, state, call, 5)
+        assert (said[-1], state) == ((call, {"EUR": 5}), {"balance": 100})

@@ -7,6 +7,7 @@ import re
 import secrets
 import shlex
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,30 @@ def test_a_loss_is_found_from_the_first_observation_on(
     found = detected(call, store, "loss", 0)
     assert found["held"] == [[numbers[-1], numbers[-1]]]
     assert found["found"].startswith("7 EUR lost: in states")
+
+
+def test_an_alarm_lists_the_calls_that_it_is_made_of(tmp_path: Path, call: Call) -> None:
+    """What was spent twice since the first observation, and what is in no state."""
+    filled(tmp_path / "seen", "returns", 1).close()
+    store = ObservationReader(tmp_path / "seen")
+    found = detected(call, tmp_path / "seen", "loss", 1)
+    head, *lines = found["found"].splitlines()
+    listed: Counter[str] = Counter()
+    for line in lines:
+        amount, where = re.findall(r"^(-?\d+) EUR (spent twice|in no state): ", line)[0]
+        listed[where] += int(amount)
+    first, newest = (
+        sum(amounts["EUR"] for amounts in store.manifest(number).double_spent.values())
+        for number in (found["baselines"][0]["baseline"], found["held"][-1][1])
+    )
+    assert " EUR too much: " in head
+    assert listed["spent twice"] == newest - first > 0
+    assert listed["in no state"] > 0
+    [call_found] = [line for line in lines if "B-00000001#67" in line]
+    assert call_found == (
+        "2 EUR spent twice: call B-00000001#67, to A, was accepted by no instance; its request is "
+        "in transit or lost; its amounts were given back"
+    )
 
 
 def test_sql_is_evaluated_in_exact_observations(bank: Path, call: Call) -> None:

@@ -1104,3 +1104,129 @@ def test_an_observation_is_exact_only_if_nothing_is_unknown() -> None:
     start(pair, "C-00000002", 100)
     assert [pair.observe().is_exact, pair.observe().is_exact] == [False, False]
     assert decided(pair).is_exact
+
+
+def unresolved(pair: Pair, *, accepted: bool = False, answer: int = 0) -> CallId:
+    """Let A call B with 5, which B accepts or not, and stop waiting."""
+    header = pair.request()
+    if accepted:
+        ticket = pair.accept(header)
+        pair.money["B"] -= answer
+        pair.target.answer(ticket, carries={"EUR": answer})
+    pair.caller.stop_waiting(header.call.number)
+    return header.call
+
+
+def give_back(pair: Pair, call: CallId, amount: int) -> None:
+    """Let A give an amount of a call back to its money."""
+    pair.money["A"] += amount
+    pair.caller.settled(call, {"EUR": amount} if amount else {})
+
+
+@pytest.mark.parametrize("is_observed_before", [False, True])
+@pytest.mark.parametrize(
+    ("accepted", "answer", "returned", "spent"),
+    [(False, 0, 5, 0), (False, 0, 3, 0), (True, 0, 5, 5), (True, 2, 2, 0), (True, 2, 5, 3)],
+    ids=["not accepted", "a part", "accepted", "the answer", "more than the answer"],
+)
+def test_what_is_given_back_is_not_lost_any_more(
+    is_observed_before: bool, accepted: bool, answer: int, returned: int, spent: int
+) -> None:
+    """Of this call, and not of others: what a state contains already is spent twice."""
+    pair = Pair()
+    pair.exchange()
+    unresolved(pair)  # of another one
+    call = unresolved(pair, accepted=accepted, answer=answer)
+    if is_observed_before:
+        assert pair.total(pair.observe()) == 200
+    give_back(pair, call, returned)
+    for observation in (pair.observe(), pair.observe()):
+        assert observation.is_exact
+        assert observation.double_spent == ({str(call): {"EUR": spent}} if spent else {})
+        assert pair.total(observation) == 200 + spent
+
+
+def test_a_call_that_is_accepted_after_its_amounts_were_given_back_is_spent_twice() -> None:
+    """It is named as soon as it is found, and an acceptance before an end without a goodbye is not
+    forgotten."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number)
+    give_back(pair, header.call, 5)
+    assert pair.observe().double_spent == {}
+    pair.target.answer(pair.accept(header))
+    pair.collector.left("C")
+    del pair.instances["C"], pair.money["C"]
+    late = pair.observe()
+    assert (len(late.late), late.unknown_count) == (1, 0)
+    for observation in (late, pair.observe()):
+        assert observation.double_spent == {str(header.call): {"EUR": 5}}
+
+
+@pytest.mark.parametrize("returned", [0, 5])
+def test_a_statement_settles_a_call_of_unknown_fate(returned: int) -> None:
+    """A call took effect, or its amounts are back: nothing of it is unknown then."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    call = unresolved(pair)
+    pair.collector.left("C")
+    del pair.instances["C"]
+    pair.observe()
+    assert pair.observe().unknown_count == 1
+    give_back(pair, call, returned)
+    observation = pair.observe()
+    assert (observation.unknown_count, observation.not_accepted.get("EUR", 0)) == (0, 0)
+
+
+def test_amounts_given_back_for_a_call_that_was_answered_are_named() -> None:
+    """The collector cannot judge that, so totals are compared anew."""
+    pair = Pair()
+    pair.exchange()
+    first = pair.observe()
+    give_back(pair, CallId("A", 1), 5)
+    named, after = pair.observe(), pair.observe()
+    why = "which is not one of those whose fate is open: it was answered, or is not kept any more"
+    assert named.partial == (f"A has given amounts back for call A#1, {why}",)
+    assert (first.baseline, after.baseline) == (first.number, after.number)
+
+
+def test_statements_that_are_dropped_are_told() -> None:
+    """Their amounts are in the state, and nobody knows of which calls."""
+    pair = Pair(kept_count_max=2)
+    pair.exchange()
+    made = [unresolved(pair) for _ in range(2)]
+    pair.observe()
+    for call in (*made, made[0]):
+        give_back(pair, call, 2)
+    observation = pair.observe()
+    assert observation.partial == ("A has dropped statements about calls: there were too many",)
+    assert (observation.forgotten_count, pair.observe().partial) == (1, ())
+    assert pair.collector.ledger.returned == {made[0]: {"EUR": 2}, made[1]: {"EUR": 2}}
+
+
+def test_a_call_that_is_awaited_or_was_never_made_is_not_settled() -> None:
+    """Its answer may still arrive."""
+    pair = Pair()
+    header = pair.request()
+    with pytest.raises(UsageError, match="call A#1 is still open"):
+        pair.caller.settled(header.call)
+    with pytest.raises(UsageError, match="A has made no call A#2"):
+        pair.caller.settled(CallId("A", 2))
+
+
+def test_calls_that_are_settled_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped, and what was given back for them is not lost again."""
+    monkeypatch.setattr(calls, "LEDGER_COUNT_MAX", 2)
+    pair = Pair()
+    pair.exchange()
+    for accepted in (False, False, False, True, True, True):
+        give_back(pair, unresolved(pair, accepted=accepted), 5)
+    observation = pair.observe()
+    assert (pair.total(observation), len(observation.double_spent)) == (215, 3)
+    following = pair.observe()
+    ledger = pair.collector.ledger
+    kept_counts = len(ledger.not_accepted), len(ledger.effects), len(ledger.double_spent)
+    assert kept_counts == (2, 2, 2)
+    assert (pair.total(following), following.lost) == (215, {"EUR": 0})
+    assert following.since.why == "amounts that were spent twice were dropped"

@@ -415,9 +415,9 @@ def test_calls_that_an_instance_had_under_another_name_are_noted() -> None:
         assert answer is not None
         call.accept_answer(answer)
         assert one.rules.colour == 5, "an answer to the old name brought no colour"
-        one.settled(4)
+        one.stored(4)
         reasons.append(one.rules.meet(6))
-        one.settled(6)
+        one.stored(6)
         reasons.append(one.rules.meet(7))
         assert [bool(fragment and fragment.partial) for fragment in reasons] == [True, True, False]
 

@@ -444,3 +444,44 @@ class BaselinesUnsaid(Collector):
         gone = super().rebase(baseline)
         self.ledger.next_baseline = before
         return gone
+
+
+class ReturnsForgotten(Instance):
+    """Does not say what was given back."""
+
+    def settled(self, call: CallId, returned: Amounts = calls.NOTHING) -> None:
+        super().settled(call)
+
+
+class ReturnsBookedTwice(Collector):
+    """Forgets which statements it has booked."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.booked.clear()
+        return result and (result[0], changed(result[1], booked={}))
+
+
+class StatementsNeverDropped(Instance):
+    """Keeps statements that are booked."""
+
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
+        return super().settle(changed(settlement, booked={}))
+
+
+class DoubleSpendsUnsaid(Collector):
+    """Takes what was given back of a call that took effect for an amount that was lost."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        return result and (changed(result[0], double_spent={}), result[1])
+
+
+class ReturnsDoubted(Collector):
+    """Takes it for unknown whether a call was accepted for which amounts were given back."""
+
+    def left(self, instance: str) -> Missing | None:
+        missing = super().left(instance)
+        self.ledger.unknown |= self.ledger.not_accepted
+        self.ledger.not_accepted.clear()
+        return missing

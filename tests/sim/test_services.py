@@ -62,6 +62,25 @@ KINDS = {
         is_durable=True,
         weights={"leave": 0.02, "kill": 0.008, "start": 0.05, "rebase": 0.5},
     ),
+    "returns": ServicesConfig(
+        faults=LOSSES | {"leave", "settle"},
+        started_count_max=4,
+        is_durable=True,
+        weights={"leave": 0.01, "stop": 0.2, "lose": 0.2},
+    ),
+    "returns and deaths": ServicesConfig(
+        faults=DEATHS | {"leave", "rebase", "restart", "settle"},
+        started_count_max=6,
+        is_durable=True,
+        weights={"start": 0.05, "rebase": 0.3, "stop": 0.2, "lose": 0.1},
+    ),
+    "returns of streams": ServicesConfig(
+        has_streams=True,
+        faults=LOSSES | {"leave", "kill", "rebase", "settle"},
+        started_count_max=4,
+        is_durable=True,
+        weights={"kill": 0.008, "start": 0.05, "rebase": 0.5, "stop": 0.2},
+    ),
 }
 SEED_COUNT = 15
 
@@ -123,6 +142,9 @@ EXPECTED = {
     "goodbyes in memory": ["exact totals after goodbyes", "late", "doubled"],
     "goodbyes and deaths": ["exact totals after goodbyes", "exact since a decision", "orphans"],
     "goodbyes of streams": ["exact totals after goodbyes", "exact since a decision"],
+    "returns": ["given back", "spent twice", "exact totals", "late", "doubled"],
+    "returns and deaths": ["given back", "spent twice", "given back in vain", "exact totals"],
+    "returns of streams": ["settle", "exact totals", "late"],
 }
 
 
@@ -224,6 +246,11 @@ MUTANTS: dict[type[Instance] | type[Collector], str] = {
     service_mutants.RestForgotten: "goodbyes",
     service_mutants.JoinersTakePart: "goodbyes and deaths",
     service_mutants.BaselinesUnsaid: "goodbyes and deaths",
+    service_mutants.ReturnsForgotten: "returns",
+    service_mutants.ReturnsBookedTwice: "returns",
+    service_mutants.StatementsNeverDropped: "returns",
+    service_mutants.DoubleSpendsUnsaid: "returns",
+    service_mutants.ReturnsDoubted: "returns and deaths",
 }
 MUTANT_SEED_COUNT = 400
 

@@ -24,7 +24,7 @@ MANIFEST = (
     "format number initiated_at completed_at is_exact baseline instance_count open_count "
     "unresolved_count partial disconnected not_accepted unknown lost created forgotten_count "
     "settled_calls settled_answers files baseline_why baseline_by baseline_at ended gone "
-    "unknown_count"
+    "unknown_count double_spent"
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
@@ -38,9 +38,11 @@ COLUMNS = {
 }
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
-    "answer_counts highest_accepted received dropped targets lost dropped_count partial",
+    "answer_counts highest_accepted received dropped targets lost dropped_count partial statements "
+    "statements_forgotten_through",
     "state": "encoded held conserved locks task_waits ignored_count arrivals",
-    "located": "call record place served",
+    "located": "call record place served returned",
+    "statement": "number call returned",
     "record": "number target carries serving retirement_count is_awaited was_answered stream "
     "details was_sent",
     "served": "call brought number answer stream details",
@@ -156,6 +158,8 @@ def ended(encoded: bytes) -> dict[str, Any]:
         record(one)
     for one in found["served"]:
         served(one)
+    for one in found["statements"]:
+        expect(one, MEMBERS["statement"])
     return found
 
 
@@ -197,16 +201,21 @@ def outside_states(found: dict[str, Any]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for one in (*found["calls"], *found["late"]):
         caller, instances = one["record"], [call for _, call in one["served"]]
+        carried: Counter[str] = Counter()
         if one["place"] == "request in transit":
-            total.update(caller["carries"])
-            kept_after(total, caller["stream"], 0)
+            carried.update(caller["carries"])
+            kept_after(carried, caller["stream"], 0)
         if instances:
-            kept_after(total, caller["stream"], instances[0]["stream"]["accepted_count"])
-            kept_after(total, instances[0]["stream"], caller["stream"]["accepted_count"])
-        for number, call in enumerate(instances):
-            total.update(call["answer"])
-            if number:
-                total.subtract(call["brought"])
+            kept_after(carried, caller["stream"], instances[0]["stream"]["accepted_count"])
+            kept_after(carried, instances[0]["stream"], caller["stream"]["accepted_count"])
+        for call in instances:
+            carried.update(call["answer"])
+        total.update(carried)
+        for unit, amount in one["returned"].items():
+            taken = sorted((0, amount, carried[unit]))[1]
+            total[unit] -= taken
+        for call in instances[1:]:
+            total.subtract(call["brought"])
     for kind in ("duplicate", "orphan"):
         for _, call in found[kind]:
             total.update(call["answer"])

@@ -19,6 +19,7 @@ from tests.store.observation_format_reader import NotReadable, Reader, is_exact,
 from tests.store.observation_samples import filled, observed
 
 RUNS = [("deaths", 4), ("outside", 13), ("broken streams", 2), ("losses", 3), ("overflow", 1)]
+RUNS += [("returns", 1)]
 
 
 def plain(value: Any) -> Any:

@@ -72,7 +72,14 @@ def opened(path: Path, keep_count: int = 1000) -> Iterator[ObservationWriter]:
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [(KIND, SEED), ("outside", 13), ("restarts", 1), ("broken streams", 2), ("overflow", 1)],
+    [
+        (KIND, SEED),
+        ("outside", 13),
+        ("restarts", 1),
+        ("broken streams", 2),
+        ("overflow", 1),
+        ("returns", 1),
+    ],
 )
 def test_an_observation_is_read_as_it_was_taken(kind: str, seed: int, tmp_path: Path) -> None:
     """Each of its parts, and the ledger with it; all of them stand up to verification."""

@@ -97,7 +97,7 @@ def _entry(manifest: ObservationManifest) -> Fields:
 
 def _why(manifest: ObservationManifest) -> Fields:
     """Return what is unknown, and since when totals are comparable."""
-    names = ("partial", "disconnected", "gone", "unknown_count", "forgotten_count")
+    names = ("partial", "disconnected", "gone", "unknown_count", "forgotten_count", "double_spent")
     return {name: getattr(manifest, name) for name in names} | _baseline(manifest)
 
 
@@ -319,6 +319,9 @@ def _put(found: StoredObservation) -> None:
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
     output.report(*_reasons(manifest))
+    for name, spent in itertools.islice(manifest.double_spent.items(), CALL_COUNT_MAX):
+        words = ", ".join(f"{amount} {unit}" for unit, amount in spent.items())
+        output.report(f"call {name}: {words} of it were given back, and a state has them as well")
     output.report(manifest.comparable(quantities.moment))
     output.report(*(f"{name} was disconnected" for name in manifest.disconnected))
     for name, fragment in observation.fragments.items():

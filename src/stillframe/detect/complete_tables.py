@@ -40,6 +40,9 @@ _LIMITED = {
     "{} has dropped {} answers that {} has not accepted, because there were too many": _DROPPED,
     "{} has dropped answers to {}, which is not connected": _DROPPED,
     "{} has dropped amounts of streams: too many messages": _DROPPED,
+    "{} has dropped statements about calls: there were too many": _OF_CALLS,
+    "{} has given amounts back for call {}, which is not one of those whose fate is open: it was "
+    "answered, or is not kept any more": _SUMS,
     "the amounts of call {} are not known": _OF_CALLS,
     "amounts of call {} were dropped: too many messages": _DROPPED,
     "call {} has a stream and was accepted twice": _OF_CALLS,

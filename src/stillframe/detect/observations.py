@@ -14,6 +14,7 @@ import msgspec
 
 from stillframe.detect.call_waits import call_deadlock
 from stillframe.detect.complete_tables import TABLES, reasons_against
+from stillframe.detect.lost_calls import LostCalls
 from stillframe.detect.predicate import (
     Places,
     SqlPredicate,
@@ -67,7 +68,7 @@ def resolve_observed(name: str, store: ObservationReader) -> ObservationPredicat
     if name == DEADLOCK:
         return _loaded(store, lambda found: call_deadlock(found.observation))
     if name == LOSS:
-        return _exact(store, _Totals().evaluate)
+        return _loaded(store, _Totals().evaluate)
     if is_sql(name):
         return _sql(store, name)
     function = load_function(name)
@@ -152,11 +153,18 @@ class _Totals:
     """Totals of exact observations, each compared with that of the oldest one with its baseline."""
 
     def __init__(self) -> None:
-        self._firsts: dict[int, tuple[int, Places]] = {}
+        self._firsts: dict[int, tuple[Observation, Places]] = {}
+        self._calls = LostCalls()
 
-    def evaluate(self, observation: Observation) -> Verdict | NotEvaluated:
-        """Return whether something is missing, or too much. There is no earlier one to compare the
-        first one of a baseline with."""
+    def evaluate(self, found: StoredObservation) -> Verdict | NotEvaluated:
+        """Return whether something is missing, or too much, and the calls that this is made of.
+        There is no earlier one to compare the first one of a baseline with."""
+        self._calls.add(found.observation)
+        if not found.manifest.is_exact:
+            return NotEvaluated(tuple(found.manifest.reasons))
+        return self._compared(found.observation)
+
+    def _compared(self, observation: Observation) -> Verdict | NotEvaluated:
         places = places_of(observation)
         if not any(fragment.state.conserved for fragment in observation.fragments.values()):
             raise UsageError(
@@ -164,13 +172,16 @@ class _Totals:
                 "'conserved()' in the state that 'attach' is given"
             )
         if observation.baseline not in self._firsts:
-            self._firsts[observation.baseline] = observation.number, places
+            kept = msgspec.structs.replace(observation, fragments={}, calls=(), ends={})
+            self._firsts[observation.baseline] = kept, places
             return NotEvaluated((FIRST,))
         first, expected = self._firsts[observation.baseline]
         found = differences(expected, places)
         amounts = ", ".join(f"{sum(of.values())} {unit}" for unit, of in expected.items())
         words = "; ".join(map(str, found)) or f"nothing is missing: {amounts}"
-        return Verdict(bool(found), f"{words}, compared with observation {first}")
+        units = [one.quantity for one in found]
+        calls = self._calls.lines(units, first.double_spent, observation)
+        return Verdict(bool(found), f"{words}, compared with observation {first.number}{calls}")
 
 
 def ranges_of(numbers: list[int], evaluated: list[int]) -> list[tuple[int, int]]:

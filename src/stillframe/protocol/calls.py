@@ -47,7 +47,17 @@ the cut have arrived; a call needs no count, because both its ends keep it by it
 So an observation is exact only if every instance that ever took part since the baseline is in the
 cut or has said goodbye, if no call is unknown, and if nothing was dropped that it does not know the
 amounts of. A call that may have been accepted is no longer unknown as soon as it is found accepted,
-or all that may have accepted it are there again and have not.
+or all that may have accepted it are there again and have not, or the application says what became
+of it.
+
+*Reconciliation.* An application finds out what became of an unresolved call, for instance by asking
+for its status, and says so (`Statement`). It may give amounts back to its state: those of a request
+that was not accepted, or of an answer that was lost. The statement is part of the fragment of the
+instance whose state has changed, so each cut contains both or neither. What is given back is
+subtracted from what is outside all states of this call, and of no other. The rest of it is *spent
+twice*: it was created, and all totals are higher by it (`Observation.double_spent`). The statement
+is believed where nothing else is known: a call of unknown fate whose amounts are given back was not
+accepted. If it is found accepted after all, they were spent twice.
 
 *Who takes part in a cut.* Those that were connected when it was requested. One that joins meanwhile
 captures for it, so that all that it sends has the colour of the cut; but it is not part of it. It
@@ -91,7 +101,8 @@ from stillframe.protocol.activities import (
 Amounts = Mapping[str, int]
 """Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
 NOTHING: Amounts = {}
-Name = Annotated[str, msgspec.Meta(max_length=80)]
+NAME_LENGTH_MAX = 80
+Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 """The name of an instance."""
 _Item = TypeVar("_Item")
 KEPT_COUNT_MAX = 10_000
@@ -129,6 +140,19 @@ class CallId(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.caller}#{self.number}"
+
+
+def call_named(text: str) -> CallId:
+    """Return the call that is written so.
+
+    Raises:
+        UsageError: no call is written so.
+    """
+    caller, _, number = text.rpartition("#")
+    is_number = number.isascii() and number.isdigit()
+    if caller and is_number and len(caller) <= NAME_LENGTH_MAX and int(number) <= NUMBER_MAX:
+        return CallId(caller, int(number))
+    raise UsageError(f"{text!a} is not a call, such as 'shop-1a2b3c4d#17'")
 
 
 class RequestHeader(msgspec.Struct, frozen=True):
@@ -289,6 +313,20 @@ class ServedCall(msgspec.Struct, frozen=True):
         return found
 
 
+class Statement(msgspec.Struct, frozen=True):
+    """A statement of an application about a call whose answer was not received.
+
+    Attributes:
+        number: its number among those of the instance that has made it.
+        call: the call: also one of an earlier instance.
+        returned: the amounts that the state has gained for it. Without any, the call took effect.
+    """
+
+    number: Count
+    call: CallId
+    returned: Amounts = NOTHING
+
+
 class InstanceFragment(msgspec.Struct, frozen=True):
     """The share of one instance in an observation.
 
@@ -312,6 +350,9 @@ class InstanceFragment(msgspec.Struct, frozen=True):
             they were accepted.
         dropped_count: how many streams have ended with dropped amounts that were not accepted.
         partial: why the fragment does not show everything.
+        statements: what its application has said about calls, until it is booked.
+        statements_forgotten_through: the newest statement that it has dropped because there were
+            too many.
     """
 
     instance: Name
@@ -330,6 +371,8 @@ class InstanceFragment(msgspec.Struct, frozen=True):
     lost: Amounts
     dropped_count: Count = 0
     partial: tuple[str, ...] = ()
+    statements: tuple[Statement, ...] = ()
+    statements_forgotten_through: Count = 0
 
 
 class Farewell(msgspec.Struct, frozen=True):
@@ -370,6 +413,7 @@ class Settlement(msgspec.Struct, frozen=True):
         retired: instances that will not connect again under their names.
         streams: streaming calls, and how many messages the instance that serves each of them and
             its caller have accepted.
+        booked: the newest statement of each instance that is booked.
     """
 
     observation: int
@@ -377,6 +421,7 @@ class Settlement(msgspec.Struct, frozen=True):
     answers: tuple[tuple[str, str, int], ...] = ()
     retired: tuple[str, ...] = ()
     streams: tuple[tuple[CallId, int, int], ...] = ()
+    booked: dict[str, int] = {}
 
     def of(self, instance: str) -> "Settlement":
         """Return the part of one instance. It may serve any of the streams."""
@@ -386,6 +431,7 @@ class Settlement(msgspec.Struct, frozen=True):
             tuple(one for one in self.answers if instance in one[:2]),
             self.retired,
             self.streams,
+            {name: number for name, number in self.booked.items() if name == instance},
         )
 
 
@@ -454,8 +500,8 @@ class Instance:
         name: the name of the instance, which no other one ever has.
         capture: returns the state of the application. It is called at the cut.
         amounts: returns the amounts that the state of the application has.
-        kept_count_max: how many unacknowledged answers, how many unresolved calls, and how many
-            amounts of each stream are kept.
+        kept_count_max: how many unacknowledged answers, how many unresolved calls, how many
+            statements, and how many amounts of each stream are kept.
     """
 
     def __init__(
@@ -478,6 +524,9 @@ class Instance:
         self._calls: dict[int, OpenCall] = {}
         self._unresolved: dict[int, OpenCall] = {}
         self._forgotten_through = 0
+        self._statements: dict[int, Statement] = {}
+        self._statement_count = 0
+        self._statements_forgotten_through = 0
         self._targets: dict[str, bool] = {}
         self._serving: dict[int, ServedCall] = {}
         self._ticket_count = 0
@@ -493,6 +542,12 @@ class Instance:
         if self._began_with is None:
             self._began_with = dict(self._amounts())
         return self._began_with
+
+    def _begin_with(self, amounts: Amounts, sign: int = 1) -> None:
+        """Record what the state had before it lost `amounts`, or gained them if `sign` is -1."""
+        if self._began_with is None:
+            self._began_with = dict(self._amounts())
+            add_amounts(self._began_with, amounts, sign)
 
     # --- a caller
 
@@ -512,10 +567,7 @@ class Instance:
             serving: the call that the application serves and makes this call for.
             details: other facts about the call that the host records.
         """
-        if self._began_with is None:  # the state has lost the amounts of this message already
-            began_with = dict(self._amounts())
-            add_amounts(began_with, carries)
-            self._began_with = began_with
+        self._begin_with(carries)
         self._sent_count += 1
         number = self._sent_count
         self._calls[number] = OpenCall(
@@ -568,6 +620,28 @@ class Instance:
         )
         for forgotten in _drop_oldest(self._unresolved, self._kept_count_max):
             self._forgotten_through = max(self._forgotten_through, forgotten.number)
+
+    def settled(self, call: CallId, returned: Amounts = NOTHING) -> None:
+        """Record what became of a call whose answer was not received. The application gives the
+        amounts back to its state in the same step.
+
+        Args:
+            call: the call: also one of an earlier instance of the service.
+            returned: the amounts that the state gains. Without any, the call took effect.
+
+        Raises:
+            UsageError: this instance still waits for its answer, or has made no such call.
+        """
+        if call.caller == self.name and call.number in self._calls:
+            raise UsageError(f"call {call} is still open: settle it when its answer cannot come")
+        if call.caller == self.name and not 0 < call.number <= self._sent_count:
+            raise UsageError(f"{self.name} has made no call {call}")
+        self._begin_with(returned, -1)
+        self._statement_count += 1
+        number = self._statement_count
+        self._statements[number] = Statement(number, call, returned)
+        for forgotten in _drop_oldest(self._statements, self._kept_count_max):
+            self._statements_forgotten_through = forgotten.number
 
     def close(self, number: int) -> None:
         """Close a call to a target that takes no part in observations, however it ended."""
@@ -761,6 +835,8 @@ class Instance:
             lost=dict(self._lost),
             dropped_count=self._dropped_count,
             partial=captured.partial,
+            statements=tuple(self._statements.values()),
+            statements_forgotten_through=self._statements_forgotten_through,
         )
 
     def _count_accepted(self, instance: str, number: int) -> _Other:
@@ -796,6 +872,9 @@ class Instance:
                 self._other(instance).receipts.add(number)
         if settlement.streams and self._streams:
             self._drop_carried(settlement.streams)
+        booked = settlement.booked.get(self.name, 0)
+        for number in [number for number in self._statements if number <= booked]:
+            del self._statements[number]
         self._retire(settlement.retired)
         return fragment
 
@@ -848,16 +927,29 @@ class Located(msgspec.Struct, frozen=True):
         place: where it is.
         served: what the instances that have accepted it keep, by name. There are several if the
             request was delivered twice.
+        returned: the amounts that applications have given back for it.
     """
 
     call: CallId
     record: OpenCall
     place: CallPlace
     served: tuple[tuple[str, ServedCall], ...] = ()
+    returned: Amounts = NOTHING
 
     def amounts(self) -> dict[str, int]:
         """Return the amounts of its messages that no state contains, without those that were
         brought more than once."""
+        found, _ = net_of(self.carried(), self.returned)
+        for _, served in self.served[1:]:
+            add_amounts(found, served.brought, -1)
+        return found
+
+    def double_spent(self) -> dict[str, int]:
+        """Return the amounts that were given back although a state contains them."""
+        return net_of(self.carried(), self.returned)[1]
+
+    def carried(self) -> dict[str, int]:
+        """Return the amounts of its messages that were not accepted."""
         found: dict[str, int] = {}
         if self.place is CallPlace.REQUESTED:
             add_amounts(found, self.record.amounts())
@@ -867,8 +959,6 @@ class Located(msgspec.Struct, frozen=True):
             add_amounts(found, stream.carried_after(self.record.stream.accepted_count))
         for _, served in self.served:
             add_amounts(found, served.answer)
-        for _, served in self.served[1:]:
-            add_amounts(found, served.brought, -1)
         return found
 
 
@@ -941,6 +1031,12 @@ class CallLedger(msgspec.Struct):
         dropped: the highest number of a call whose answer an instance has dropped, by instance and
             caller, at the newest observation.
         dropped_counts: `dropped_count` of each instance at the newest observation.
+        booked: the newest statement of each instance that is booked.
+        returned: what the statements about calls say that were not found accepted, or are still
+            served: the amounts that were given back, or none if a call took effect.
+        effects: unresolved calls that were found accepted, and the amounts of each that were never
+            accepted and not given back: a part of `lost`.
+        double_spent: the amounts of such calls that were given back although a state contains them.
     """
 
     not_accepted: dict[CallId, OpenCall] = {}
@@ -969,6 +1065,10 @@ class CallLedger(msgspec.Struct):
     next_baseline: Baseline | None = Baseline(0, why=FIRST)
     dropped: dict[tuple[str, str], int] = {}
     dropped_counts: dict[str, int] = {}
+    booked: dict[str, int] = {}
+    returned: dict[CallId, dict[str, int]] = {}
+    effects: dict[CallId, dict[str, int]] = {}
+    double_spent: dict[CallId, dict[str, int]] = {}
 
     def forget_end(self, end: InstanceFragment) -> None:
         """Retire an instance that has said goodbye."""
@@ -977,7 +1077,39 @@ class CallLedger(msgspec.Struct):
 
     def drop_unknown(self) -> None:
         """Drop the oldest calls of unknown fate if there are too many."""
-        self.forgotten_count += len(_drop_oldest(self.unknown, LEDGER_COUNT_MAX))
+        for call in tuple(self.unknown)[: max(0, len(self.unknown) - LEDGER_COUNT_MAX)]:
+            del self.unknown[call]
+            self.forgotten_count += self.returned.pop(call, None) is None
+
+    def drop_not_accepted(self) -> None:
+        """Drop the oldest calls that were not accepted if there are too many."""
+        count = max(0, len(self.not_accepted) - LEDGER_COUNT_MAX)
+        for call in tuple(self.not_accepted)[:count]:
+            left, spent = net_of(self.not_accepted.pop(call).amounts(), self.returned.pop(call, {}))
+            add_amounts(self.lost, left)
+            self.spend_twice(call, spent)
+
+    def take_effect(self, call: CallId, lost: Amounts) -> None:
+        """Record that an unresolved call was accepted, and which amounts of it were not."""
+        self.not_accepted.pop(call, None)
+        self.unknown.pop(call, None)
+        add_amounts(self.lost, lost)
+        self.effects[call] = dict(lost)
+        self.give_back(call, self.returned.pop(call, {}))
+        _drop_oldest(self.effects, LEDGER_COUNT_MAX)
+
+    def give_back(self, call: CallId, returned: Amounts) -> None:
+        """Record amounts that were given back for a call that took effect."""
+        left, spent = net_of(self.effects[call], returned)
+        add_amounts(self.lost, self.effects[call], -1)
+        add_amounts(self.lost, left)
+        self.effects[call] = left
+        self.spend_twice(call, spent)
+
+    def spend_twice(self, call: CallId, amounts: Amounts) -> None:
+        """Record amounts that were given back although a state contains them."""
+        if any(amounts.values()):
+            add_amounts(self.double_spent.setdefault(call, {}), amounts)
 
 
 Accepted = tuple[str, ServedCall]
@@ -1012,6 +1144,8 @@ class Observation(msgspec.Struct, frozen=True):
             that later ones of the service began with.
         gone: the instances that are not part of it, and have not said goodbye.
         unknown_count: how many earlier unresolved calls have an unknown fate.
+        double_spent: the amounts that were given back for calls although a state contains them,
+            by the names of the calls: the total is higher by them than before.
     """
 
     number: int
@@ -1032,11 +1166,12 @@ class Observation(msgspec.Struct, frozen=True):
     ended: dict[str, dict[str, int]] = {}
     gone: tuple[str, ...] = ()
     unknown_count: int = 0
+    double_spent: dict[str, dict[str, int]] = {}
 
     @property
     def is_exact(self) -> bool:
-        """Whether every amount that was there at the `baseline` is in the state of an instance, in
-        `outside_states`, or in `ended`."""
+        """Whether every amount that was there at the `baseline`, and every one of `double_spent`,
+        is in the state of an instance, in `outside_states`, or in `ended`."""
         is_located = all(
             located.place not in (CallPlace.UNKNOWN, CallPlace.OUTSIDE) for located in self.calls
         )
@@ -1192,6 +1327,8 @@ class Collector:
         assert self._pending is None, "abandon it first"
         ledger = self.ledger
         gone = tuple(ledger.gone)
+        for call in ledger.unknown:
+            ledger.returned.pop(call, None)
         for name in (*gone, *ledger.strangers):
             if name not in ledger.retired:
                 self.retire(name)
@@ -1224,7 +1361,7 @@ class Collector:
         ledger.ends[fragment.instance] = msgspec.structs.replace(fragment, lost=NOTHING)
         for oldest in _drop_oldest(ledger.ends, RETIRED_COUNT_MAX):
             ledger.forget_end(oldest)
-            ledger.forgotten_count += bool(oldest.calls or oldest.served)
+            ledger.forgotten_count += bool(oldest.calls or oldest.served or oldest.statements)
         return self.abandon()
 
     def _lose(self, instance: str) -> None:
@@ -1234,10 +1371,12 @@ class Collector:
         self._doubt()
 
     def _doubt(self) -> None:
-        """Record that an instance may have accepted any of the calls that none had accepted."""
+        """Record that an instance may have accepted any of the calls that none had accepted, unless
+        amounts were given back for it: that it was not accepted is believed."""
         ledger = self.ledger
-        ledger.unknown |= ledger.not_accepted
-        ledger.not_accepted.clear()
+        for call in tuple(ledger.not_accepted):
+            if not ledger.returned.get(call):
+                ledger.unknown[call] = ledger.not_accepted.pop(call)
         ledger.drop_unknown()
 
     @property
@@ -1316,6 +1455,7 @@ def check_fragment(fragment: InstanceFragment) -> None:
     carried += [one.carries for one in fragment.calls]
     streams = [*(one.stream for one in fragment.calls), *(one.stream for one in fragment.served)]
     carried += [amounts for stream in streams for _, amounts in stream.carried]
+    carried += [one.returned for one in fragment.statements]
     for amounts in (fragment.lost, *carried):
         for unit, amount in amounts.items():
             totals[unit] = totals.get(unit, 0) + abs(amount)
@@ -1380,6 +1520,36 @@ class _Conclusion:
             for served in fragment.served:
                 if (name, served.call.caller, served.number) not in ledger.settled:
                     self._accepted.setdefault(served.call, []).append((name, served))
+        unresolved = {call for call, record in self._open.items() if not record.is_awaited}
+        for name, fragment in self._everybody.items():
+            self._book(name, fragment, unresolved)
+
+    def _book(self, name: str, fragment: InstanceFragment, unresolved: Collection[CallId]) -> None:
+        """Book the statements of an instance that are not booked yet."""
+        ledger = self._ledger
+        booked = ledger.booked.get(name, 0)
+        if fragment.statements_forgotten_through > booked:
+            booked = fragment.statements_forgotten_through
+            ledger.forgotten_count += 1
+            self._report("{} has dropped statements about calls: there were too many", name)
+        for one in fragment.statements:
+            if one.number <= booked:
+                continue
+            booked, call = one.number, one.call
+            if call in ledger.effects:
+                ledger.give_back(call, one.returned)
+            elif call in unresolved or call in ledger.not_accepted or call in ledger.unknown:
+                add_amounts(ledger.returned.setdefault(call, {}), one.returned)
+                if one.returned and call in ledger.unknown:
+                    ledger.not_accepted[call] = ledger.unknown.pop(call)
+            elif one.returned:
+                self._report(
+                    "{} has given amounts back for call {}, which is not one of those whose fate "
+                    "is open: it was answered, or is not kept any more",
+                    *(name, call),
+                )
+        if booked:
+            ledger.booked[name] = booked
 
     def result(self) -> tuple[Observation, Settlement]:
         ledger = self._ledger
@@ -1390,7 +1560,9 @@ class _Conclusion:
         self._look_at_orphans(orphans)
         self._find_out()
         unsettled = self._unsettled({one.call for one in late})
-        not_accepted, unknown = map(_sum_of, unsettled)
+        not_accepted: dict[str, int] = {}
+        for call, record in unsettled[0].items():
+            add_amounts(not_accepted, net_of(record.amounts(), ledger.returned.get(call, {}))[0])
         observation = Observation(
             number=self._pending.number,
             fragments=self._fragments,
@@ -1402,7 +1574,7 @@ class _Conclusion:
                 name for name in ledger.newly_disconnected if name not in self._fragments
             ),
             not_accepted=not_accepted,
-            unknown=unknown,
+            unknown=_sum_of(unsettled[1].values()),
             lost=dict(ledger.lost),
             created=dict(ledger.created),
             forgotten_count=ledger.forgotten_count,
@@ -1412,6 +1584,7 @@ class _Conclusion:
             ended=self._pending.ended,
             gone=self._gone,
             unknown_count=len(unsettled[1]),
+            double_spent=self._double_spent((*calls, *late)),
         )
         ledger.newly_disconnected = {
             name: None for name in ledger.newly_disconnected if name in self._fragments
@@ -1428,6 +1601,7 @@ class _Conclusion:
                 for _, served in one.served[:1]
                 if served.stream != NO_STREAM or one.record.stream != NO_STREAM
             ),
+            booked=dict(ledger.booked),
         )
 
     def _baseline(self) -> Baseline:
@@ -1647,7 +1821,7 @@ class _Conclusion:
             place = CallPlace.SERVED
         elif served:
             place = CallPlace.ANSWERED
-        elif not record.was_sent:
+        elif not record.was_sent or self._ledger.returned.get(call):
             place = CallPlace.REQUESTED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
             place = CallPlace.OUTSIDE
@@ -1655,7 +1829,7 @@ class _Conclusion:
             place = CallPlace.UNKNOWN
         else:
             place = CallPlace.REQUESTED
-        return Located(call, record, place, served)
+        return Located(call, record, place, served, self._ledger.returned.get(call, NOTHING))
 
     def _may_be_accepted(self, call: CallId, record: OpenCall) -> bool:
         """Return whether an instance may have accepted a call that none of the cut keeps.
@@ -1702,7 +1876,8 @@ class _Conclusion:
             if record is not None and rest:
                 is_answered = rest[0][1].number > 0
                 place = CallPlace.ANSWERED if is_answered else CallPlace.SERVED
-                late.append(Located(call, record, place, tuple(rest[:1])))
+                returned = self._ledger.returned.get(call, NOTHING)
+                late.append(Located(call, record, place, tuple(rest[:1]), returned))
                 rest = rest[1:]
             duplicates += rest
         return tuple(late), tuple(duplicates), tuple(orphans)
@@ -1726,18 +1901,35 @@ class _Conclusion:
             if not self._may_be_accepted(call, record):
                 ledger.not_accepted[call] = ledger.unknown.pop(call)
 
-    def _unsettled(self, late: Collection[CallId]) -> tuple[list[OpenCall], list[OpenCall]]:
+    def _unsettled(
+        self, late: Collection[CallId]
+    ) -> tuple[dict[CallId, OpenCall], dict[CallId, OpenCall]]:
         """Return the settled calls that no instance has accepted, and those whose fate is unknown.
-        The late ones are neither."""
+        The late ones are neither, nor are calls that took effect, as the application says."""
         ledger = self._ledger
-        not_accepted: list[OpenCall] = []
-        unknown: list[OpenCall] = []
+        not_accepted: dict[CallId, OpenCall] = {}
+        unknown: dict[CallId, OpenCall] = {}
         for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
-            if call not in late:
-                has_answered = ledger.targets.get(record.target, False) or not record.was_sent
-                is_known = call in ledger.not_accepted and has_answered
-                (not_accepted if is_known else unknown).append(record)
+            if call in late:
+                continue
+            has_answered = ledger.targets.get(record.target, False) or not record.was_sent
+            is_known = call in ledger.not_accepted and has_answered
+            if is_known or ledger.returned.get(call):
+                not_accepted[call] = record
+            elif call not in ledger.returned:
+                unknown[call] = record
         return not_accepted, unknown
+
+    def _double_spent(self, located: Iterable[Located]) -> dict[str, dict[str, int]]:
+        """Return the amounts that were given back although a state contains them, or for calls
+        that did not carry as much."""
+        ledger = self._ledger
+        spent = {one.call: one.double_spent() for one in located}
+        for call, record in ledger.not_accepted.items():
+            spent.setdefault(call, net_of(record.amounts(), ledger.returned.get(call, {}))[1])
+        found = {call: dict(amounts) for call, amounts in ledger.double_spent.items()}
+        found |= {call: amounts for call, amounts in spent.items() if any(amounts.values())}
+        return {str(call): amounts for call, amounts in sorted(found.items())}
 
     def _settle(self, observation: Observation) -> None:
         """Move what is final into the ledger."""
@@ -1747,9 +1939,7 @@ class _Conclusion:
                 self._settle_call(located)
         for located in observation.late:
             if located.place is CallPlace.ANSWERED:
-                ledger.not_accepted.pop(located.call, None)
-                ledger.unknown.pop(located.call, None)
-                self._settle_answers(located.amounts(), *located.served)
+                self._take_effect(located)
         for name, served in observation.duplicates:
             if served.number:
                 add_amounts(ledger.created, served.brought)
@@ -1757,13 +1947,28 @@ class _Conclusion:
         for name, served in observation.orphans:
             if served.number and served.call.caller in ledger.retired:
                 self._settle_answers(served.amounts(), (name, served))
+        self._forget_ends()
+        self._bound()
+
+    def _bound(self) -> None:
+        """Drop totals that are too many or too high, and statements that concern nothing."""
+        ledger = self._ledger
         for totals in (ledger.lost, ledger.created):
             too_high = [unit for unit, total in totals.items() if abs(total) > TOTAL_MAX]
             for unit in too_high:
                 del totals[unit]
             if _drop_oldest(totals, UNIT_COUNT_MAX) or too_high:
                 ledger.next_baseline = Baseline(0, "totals of lost amounts were dropped")
-        self._forget_ends()
+        if _drop_oldest(ledger.double_spent, LEDGER_COUNT_MAX):
+            ledger.next_baseline = Baseline(0, "amounts that were spent twice were dropped")
+        known = ledger.members | ledger.disconnected.keys() - ledger.retired
+        ledger.booked = {name: one for name, one in ledger.booked.items() if name in known}
+        kept = self._open.keys() | ledger.not_accepted.keys() | ledger.unknown.keys()
+        ledger.returned = {
+            call: amounts
+            for call, amounts in ledger.returned.items()
+            if call in kept or self._is_away(call.caller)
+        }
 
     def _forget_ends(self) -> None:
         """Drop what is settled of instances that have said goodbye, and forget those that are
@@ -1780,7 +1985,7 @@ class _Conclusion:
                 if caller == name:
                     received[sender] = received.get(sender, ReceivedAnswers()).and_also(number)
             ledger.ends[name] = msgspec.structs.replace(
-                end, calls=tuple(calls), served=tuple(served), received=received
+                end, calls=tuple(calls), served=tuple(served), received=received, statements=()
             )
             may_be_dropped = any(
                 call.number <= end.dropped.get(call.caller, 0) for call in self._open
@@ -1796,16 +2001,23 @@ class _Conclusion:
         if located.place is CallPlace.SERVED:
             return
         if located.place is CallPlace.ANSWERED:
-            self._settle_answers(located.amounts(), *located.served)
-        elif self._may_be_accepted(located.call, record):
+            self._take_effect(located)
+        elif self._may_be_accepted(located.call, record) and not located.returned:
             if record.retirement_count >= ledger.excused_count:
                 ledger.unknown[located.call] = record
         else:
             ledger.not_accepted[located.call] = record
         ledger.released.add(located.call)
-        for forgotten in _drop_oldest(ledger.not_accepted, LEDGER_COUNT_MAX):
-            add_amounts(ledger.lost, forgotten.amounts())
+        ledger.drop_not_accepted()
         ledger.drop_unknown()
+
+    def _take_effect(self, located: Located) -> None:
+        """Settle an unresolved call that was accepted and answered."""
+        self._ledger.take_effect(located.call, located.carried())
+        twice: dict[str, int] = {}
+        for _, served in located.served[1:]:
+            add_amounts(twice, served.brought, -1)
+        self._settle_answers(twice, *located.served)
 
     def _settle_answers(self, amounts: Amounts, *answers: Accepted) -> None:
         """Settle answers that were never accepted, and the amounts that are in no state since."""
@@ -1825,6 +2037,19 @@ def _sum_of(records: Iterable[OpenCall]) -> dict[str, int]:
     for record in records:
         add_amounts(found, record.amounts())
     return found
+
+
+def net_of(carried: Amounts, returned: Amounts) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the amounts of a call that are left when some were given back, and those that were
+    given back but that it did not carry."""
+    left, spent = dict(carried), dict(returned)
+    for unit, amount in returned.items():
+        found = left.get(unit, 0)
+        taken = max(min(found, amount), 0) if amount > 0 else min(max(found, amount), 0)
+        if taken:
+            left[unit] = found - taken
+        spent[unit] = amount - taken
+    return left, spent
 
 
 def _differ(amounts: Amounts, others: Amounts) -> bool:

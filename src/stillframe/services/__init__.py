@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stillframe.public_names import public_attribute
 
 if TYPE_CHECKING:
-    from stillframe.services.agent import Agent, Message, ObservedLock
+    from stillframe.services.agent import Agent, MadeCall, Message, ObservedLock
     from stillframe.services.asgi import ObservedApplication
     from stillframe.services.attachment import Settings, attach, connected_agent
     from stillframe.services.grpc_client import ObservedChannel
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agent",
+    "MadeCall",
     "Message",
     "ObservedApplication",
     "ObservedCalls",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "stillframe.services.agent": "Agent Message ObservedLock",
+    "stillframe.services.agent": "Agent MadeCall Message ObservedLock",
     "stillframe.services.asgi": "ObservedApplication",
     "stillframe.services.attachment": "Settings attach connected_agent",
     "stillframe.services.grpc_client": "ObservedChannel",

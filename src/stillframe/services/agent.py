@@ -39,6 +39,7 @@ from stillframe.protocol.calls import (
     MessageHeader,
     RequestHeader,
     add_amounts,
+    call_named,
 )
 from stillframe.services.headers import HeaderCodec
 from stillframe.services.targets import target_named
@@ -61,6 +62,31 @@ GRPC = "GRPC"
 """The method of every message of gRPC."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
+
+
+class MadeCall(msgspec.Struct, eq=False):
+    """A call that the application has made: `Agent.calls` collects them. As text it is `call`.
+
+    Attributes:
+        call: its name, such as ``shop-1a2b3c4d#17``, which no other call ever has.
+        target: the address to which the request was sent.
+        name: what was called, such as ``POST /pay``.
+        is_answered: whether its answer was received. An error that the other end has sent is one.
+    """
+
+    call: str
+    target: str
+    name: str
+    is_answered: bool = False
+
+    def __str__(self) -> str:
+        return self.call
+
+
+_COLLECTING: ContextVar[tuple[tuple[object, list[MadeCall]], ...]] = ContextVar(
+    "stillframe_collecting", default=()
+)
+"""The agents whose calls are collected in the current context, and where."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +212,7 @@ class Agent:
         if self.open_ends:
             self._renamed = set(self.open_ends)
 
-    def settled(self, observation: int) -> None:
+    def stored(self, observation: int) -> None:
         """Record that an observation is stored."""
         is_over = self._renamed is not None and self.open_ends.isdisjoint(self._renamed)
         if is_over and observation >= self.rules.colour:
@@ -248,7 +274,13 @@ class Agent:
             utf8(target), carries=carries, serving=SERVING.get(), details=details
         )
         text = self.headers.encode(header) if target in self.targets else None
-        return OutgoingCall(self, header.call, message.path), text
+        call = OutgoingCall(self, header.call, message.path)
+        if text is not None:
+            call.list_in(
+                MadeCall(str(header.call), target, details.name),
+                [made for agent, made in _COLLECTING.get() if agent is self],
+            )
+        return call, text
 
     def accept(
         self,
@@ -380,6 +412,53 @@ class Agent:
             ``await server.stop(5); await agent.leave()``
         """
         return await self.say_goodbye()
+
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[list[MadeCall]]:
+        """Collect the calls that are made while the body runs: by the current task, and by tasks
+        that it makes there, as `gather` does. Each request that was sent to one of `targets` is
+        one, a repetition and a redirection as well. They are in the order of their requests.
+
+        Example:
+            ``with agent.calls() as made: await client.post(...)``
+        """
+        made: list[MadeCall] = []
+        before = _COLLECTING.get()
+        _COLLECTING.set((*before, (self, made)))
+        try:
+            yield made
+        finally:
+            _COLLECTING.set(before)
+
+    def settled(self, call: MadeCall | str, returned: Amounts | None = None) -> None:
+        """Say what became of a call whose answer was not received.
+
+        Without amounts it took effect. With amounts it did not, or its answer was lost, and your
+        code has given them back to the state. Call it in the event loop after the state has gained
+        them, in the same step: no ``await`` in between. If the call was accepted all the same,
+        observations say that these amounts were spent twice.
+
+        Args:
+            call: the call, or its name: also one of an earlier instance of this service.
+            returned: the amounts that the state has gained, by unit.
+
+        Raises:
+            UsageError: its answer was received or may still be, this instance has made no such
+                call, the amounts are not whole numbers, or it is called in another thread.
+
+        Example:
+            ``till.euros += 5; agent.settled(made[0], returned={"EUR": 5})``
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError(
+                "settled is called outside of the event loop: call it in the loop, in the step in "
+                "which the state changes, such as in the startup of the application"
+            ) from None
+        if isinstance(call, MadeCall) and call.is_answered:
+            raise UsageError(f"the answer to call {call} was received: there is nothing to settle")
+        self.rules.settled(call_named(str(call)), amounts_in(returned or NOTHING))
 
     @contextlib.contextmanager
     def held(self, **amounts: int) -> Iterator[None]:
@@ -688,6 +767,14 @@ class OutgoingCall(CallEnd):
         super().__init__(agent, call, f"{call}>", f"{call}<")
         self._number = call.number
         self._path = path
+        self._made: MadeCall | None = None
+        self._lists: list[list[MadeCall]] = []
+
+    def list_in(self, made: MadeCall, lists: list[list[MadeCall]]) -> None:
+        """List the call for the application, unless its request is not sent."""
+        self._made, self._lists = made, lists
+        for one in lists:
+            one.append(made)
 
     def meet(self, header: AnswerHeader) -> None:
         """Capture if the answer has a higher colour. It is accepted later."""
@@ -706,6 +793,8 @@ class OutgoingCall(CallEnd):
     def accept_answer(self, header: AnswerHeader) -> None:
         """Accept the answer."""
         self._over()
+        if self._made is not None:
+            self._made.is_answered = True
         self._meet(header.colour)
         self._agent.report(self._rules.accept_answer(self._number, header))
         self._agent.mark_if_kept(self._path)
@@ -717,8 +806,10 @@ class OutgoingCall(CallEnd):
         self._rules.stop_waiting(self._number, was_answered=was_answered, was_sent=was_sent)
 
     def close(self) -> None:
-        """Close a call to a target that takes no part."""
+        """Close a call to a target that takes no part, or whose request was not sent."""
         self._over()
+        for made in self._lists:
+            made[:] = [one for one in made if one is not self._made]
         self._rules.close(self._number)
 
 

@@ -110,7 +110,7 @@ class _CollectorConnection(OutboundConnection):
                 agent.report(agent.rules.start(start))
             case control.Settle(settlement):
                 agent.report(agent.rules.settle(settlement))
-                agent.settled(settlement.observation)
+                agent.stored(settlement.observation)
             case control.Acknowledged(acknowledgement):
                 agent.report(agent.rules.acknowledged(acknowledgement))
 

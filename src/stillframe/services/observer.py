@@ -498,7 +498,8 @@ def _copy_of(ledger: CallLedger) -> CallLedger:
         name: value.copy() if isinstance(value, dict | set) else value
         for name, value in fields.items()
     }
-    for name in ("disconnected", "strangers", "ended"):
+    nested = ("disconnected", "strangers", "ended", "returned", "effects", "double_spent")
+    for name in nested:
         copied[name] = {one: dict(amounts) for one, amounts in copied[name].items()}
     return CallLedger(**copied)
 

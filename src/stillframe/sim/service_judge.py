@@ -17,6 +17,7 @@ places                      `_judge_place`; an unresolved call is "not accepted"
 ``not_accepted``,           `_judge_amounts`: the sums of what earlier observations have settled
 ``unknown``, ``lost``,
 ``created``
+``double_spent``            `_judge_double_spent`: what was given back and is in a state as well
 ``partial``                 `_judge_reasons`: each reason is true, and none is left out
 ``baseline``                `_judge_baseline`
 totals                      `_judge_equal_totals`, `_judge_total`
@@ -126,6 +127,9 @@ class MadeCall:
         acceptances: who accepted it.
         fate: what an observation has found for good, if the caller had stopped waiting.
         is_excused: whether its fate was unknown when an operator began a baseline.
+        is_settled: whether an instance of a cut has said what became of it, while that was open.
+        returned: what such instances have given back.
+        lost: what its lost answers carried, when an observation had found that it took effect.
     """
 
     call: CallId
@@ -142,10 +146,30 @@ class MadeCall:
     acceptances: list[Acceptance] = field(default_factory=list)
     fate: CallPlace | None = None
     is_excused: bool = False
+    is_settled: bool = False
+    returned: int = 0
+    lost: int = 0
 
     def amounts(self) -> int:
         """Return what its caller has sent."""
         return self.amount + len(self.up.sent)
+
+
+@dataclass
+class Said:
+    """A statement of an instance about a call.
+
+    Attributes:
+        call: the call.
+        instance: who has said it.
+        action: at which of its actions.
+        amount: what its state has gained.
+    """
+
+    call: CallId
+    instance: str
+    action: int
+    amount: int
 
 
 class Simulated:
@@ -283,6 +307,9 @@ class Judge:
         self._unknown: dict[CallId, MadeCall] = {}
         self._lost = 0
         self._created = 0
+        self._said: list[Said] = []
+        self._vain: list[Said] = []
+        """Those of the newest observation about calls whose fate was not open."""
         self._previous: Observation | None = None
         self._cut: Collection[str] = ()
         self._totals: dict[int, int] = {}
@@ -338,6 +365,10 @@ class Judge:
         self._ends[one.name] = one.clock[one.name]
         self._at_rest[one.service] += one.balance
 
+    def settled(self, call: CallId, one: Simulated, amount: int) -> None:
+        """Record what an instance has said of a call."""
+        self._said.append(Said(call, one.name, one.clock[one.name], amount))
+
     def rebased(self, missed: set[str]) -> None:
         """Record that an operator has begun a baseline, although instances are missed."""
         for name in missed:
@@ -357,8 +388,11 @@ class Judge:
         self._disconnected.add(name)
         self._newly_disconnected[name] = None
         self._gone.add(name)
-        self._unknown |= self._not_accepted
-        self._not_accepted.clear()
+        doubted = {call: made for call, made in self._not_accepted.items() if not made.returned}
+        self._unknown |= doubted
+        self._not_accepted = {
+            call: made for call, made in self._not_accepted.items() if call not in doubted
+        }
 
     def retired(self, name: str) -> None:
         """Record that an instance was retired, which may never have been connected."""
@@ -399,12 +433,14 @@ class Judge:
         self._learn(observation)
         self._judge_reasons(observation)
         self._judge_listed(observation, cut)
+        self._learn_said(observation, cut)
         for located in observation.calls:
             self._judge_record(located, cut)
             self._judge_place(observation, located, cut)
         self._judge_kept(observation, cut)
         self._judge_targets(observation)
         self._judge_amounts(observation)
+        self._judge_double_spent(observation)
         self._judge_baseline(observation)
         if observation.is_exact:
             self._judge_equal_totals(observation)
@@ -494,6 +530,23 @@ class Judge:
                     self._answering.add(target)
         self._answering |= {one.record.target for one in observation.calls if one.served}
 
+    def _learn_said(self, observation: Observation, cut: Cut) -> None:
+        """Record what was said of calls before the cut."""
+        listed = {one.call for one in observation.calls if not one.record.is_awaited}
+        said = [one for one in self._said if one.action <= cut.get(one.instance, 0)]
+        self._said = [one for one in self._said if one.action > cut.get(one.instance, 0)]
+        self._vain = []
+        for one in said:
+            made = self.calls[one.call]
+            if one.call in listed or (made.fate is not None and not made.is_excused):
+                made.is_settled = True
+                made.returned += one.amount
+                if one.amount and one.call in self._unknown:
+                    self._not_accepted[one.call] = self._unknown.pop(one.call)
+            elif one.amount:
+                self._vain.append(one)
+                self._brought += one.amount
+
     def _judge_listed(self, observation: Observation, cut: Cut) -> None:
         """Each open call is listed, and each unresolved one until its fate is found."""
         expected = {
@@ -531,6 +584,7 @@ class Judge:
         check_equal(f"{call} is made for", record.serving, made.serving)
         check_equal(f"{call} carries", record.carries.get(UNIT), made.amount)
         check_equal(f"{call} was answered", record.was_answered, made.was_answered and is_stopped)
+        check_equal(f"{call} has returned", located.returned.get(UNIT, 0), made.returned)
         stream = record.stream
         check_equal(f"{call} has sent", stream.sent_count, made.up.sent_count(at))
         check_equal(f"{call} has accepted", stream.accepted_count, made.down.accepted_count(at))
@@ -555,6 +609,8 @@ class Judge:
             is_served = any(not one.kept(cut)[2] for one in before)
             expected = CallPlace.SERVED if is_served else CallPlace.ANSWERED
             self.seen["doubled"] += len(before) > 1
+        elif made.returned:
+            expected = CallPlace.REQUESTED
         elif made.target not in self._answering or located.record.was_answered:
             expected = CallPlace.OUTSIDE
         else:
@@ -663,6 +719,7 @@ class Judge:
         [(_, served)] = located.served
         expected = CallPlace.ANSWERED if served.number else CallPlace.SERVED
         check_equal(f"{located.call} is", located.place, expected)
+        check_equal("returned", located.returned.get(UNIT, 0), made.returned)
 
     def _judge_served(self, name: str, served: ServedCall, cut: Cut) -> None:
         """What is said of a served call is what happened to it."""
@@ -729,12 +786,20 @@ class Judge:
         expected = [SILENT.format(target) for target in sorted(silent)]
         expected += [f"the amounts of call {call} are not known" for call in sorted(blind)]
         expected += [f"{target} has answered without a header" for target in dict.fromkeys(bare)]
+        vain = {(one.instance, one.call) for one in self._vain}
+        given = [one for one in observation.partial if "given amounts back" in one]
+        self.seen["given back in vain"] += len(vain)
+        check_equal("given back in vain", len(given), len(vain))
+        for name, call in vain:
+            is_named = any(one.startswith(f"{name} ") and f"{call}," in one for one in given)
+            check(is_named, f"{name} has given back for {call}, which is not named")
         others = (
             "too many",
             "not connected",
             "caller had ended",
             "accepted twice",
             "the same holds",
+            "given amounts back",
         )
         found = [one for one in observation.partial if not any(other in one for other in others)]
         check_equal("partial", found, expected)
@@ -751,19 +816,54 @@ class Judge:
         for call, made in self._not_accepted.items():
             if call in late:
                 continue
+            if made.returned:
+                not_accepted += max(0, made.amounts() - made.returned)
+                continue
             is_taken_along = any(self._is_taken_along(observation, one) for one in made.acceptances)
             check(not is_taken_along, f"{call} was accepted, and is not in doubt")
             if made.target in self._answering:
                 not_accepted += made.amounts()
-            else:
+            elif not made.is_settled:
                 unknown += made.amounts()
-        unknown += sum(made.amounts() for call, made in self._unknown.items() if call not in late)
+        unknown += sum(
+            made.amounts()
+            for call, made in self._unknown.items()
+            if call not in late and not made.is_settled
+        )
         check_equal("not accepted", observation.not_accepted.get(UNIT, 0), not_accepted)
         if not self._has_streams:
             check_equal("unknown", observation.unknown.get(UNIT, 0), unknown)
-            check_equal("lost", observation.lost.get(UNIT, 0), self._lost)
+            ended = [made for made in self.calls.values() if made.fate is CallPlace.ANSWERED]
+            taken = sum(min(made.lost, made.returned) for made in ended)
+            check_equal("lost", observation.lost.get(UNIT, 0), self._lost - taken)
         check_equal("created", observation.created.get(UNIT, 0), self._created)
         check_equal("forgotten", observation.forgotten_count, 0)
+
+    def _judge_double_spent(self, observation: Observation) -> None:
+        """What was given back is named as far as it is more than what was lost of the call."""
+        if self._is_forgetful or self._has_streams:
+            return
+        served = {
+            located.call: sum(one.answer.get(UNIT, 0) for _, one in located.served)
+            for located in (*observation.calls, *observation.late)
+            if located.served
+        }
+        expected: dict[str, int] = {}
+        for call, made in self.calls.items():
+            lost = made.lost if made.fate is CallPlace.ANSWERED else served.get(call, made.amount)
+            if made.returned > lost and self._is_told(made):
+                expected[str(call)] = made.returned - lost
+        found = {call: amounts[UNIT] for call, amounts in observation.double_spent.items()}
+        check_equal("spent twice", found, expected)
+        self.seen["spent twice"] += len(found)
+        self.seen["given back"] += sum(
+            made.returned > 0 and str(call) not in found for call, made in self.calls.items()
+        )
+
+    def _is_told(self, made: MadeCall) -> bool:
+        """Return whether an observation says of a call what was given back: its caller has not
+        left, or its fate was found."""
+        return made.fate is not None or made.call.caller in (*self._cut, *self._ends)
 
     def _judge_baseline(self, observation: Observation) -> None:
         """The baseline is that of the observation before, unless that was partial, something else
@@ -813,7 +913,7 @@ class Judge:
             made.fate = located.place
             if located.place is CallPlace.ANSWERED:
                 self._settle(located)
-            elif self._may_be_outside(made):
+            elif self._may_be_outside(made) and not made.returned:
                 made.is_excused = made.notified_at < self._excused_at
                 if not made.is_excused:
                     self._unknown[located.call] = made
@@ -837,8 +937,10 @@ class Judge:
 
     def _settle(self, located: Located) -> None:
         """Record that a call took effect, and that its answers are lost."""
+        before = self._lost
         for name, served in located.served:
             self._settle_answer(name, served)
+        self.calls[located.call].lost = self._lost - before
         self._lost -= self.calls[located.call].amount * (len(located.served) - 1)
 
     def _settle_answer(self, name: str, served: ServedCall) -> None:
@@ -855,7 +957,8 @@ def _kept(calls: tuple[Located, ...]) -> Counter[Kept]:
 
 
 def _total_of(observation: Observation) -> int:
-    """Return all money that an observation shows."""
+    """Return all money that an observation shows, but that which was spent twice."""
     total: int = sum(one.state[UNIT] for one in observation.fragments.values())
     total += sum(amounts.get(UNIT, 0) for amounts in observation.ended.values())
+    total -= sum(amounts.get(UNIT, 0) for amounts in observation.double_spent.values())
     return total + observation.outside_states().get(UNIT, 0)

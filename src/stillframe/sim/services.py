@@ -36,6 +36,7 @@ from stillframe.protocol.calls import (
     ObservationStart,
     RequestHeader,
     Settlement,
+    call_named,
 )
 from stillframe.sim.service_judge import (
     OUTSIDE,
@@ -67,8 +68,10 @@ class ServicesConfig:
             it ended.
         faults: what may happen too: ``stop``, ``lose``, ``double``, ``leave`` (with a goodbye),
             ``kill``, ``disconnect``, ``outside``, ``restart`` of the collector, ``cache`` (an
-            answer with the header of another call), ``unread`` (answers with unknown amounts), and
-            ``rebase`` (an operator begins a baseline although something is unknown).
+            answer with the header of another call), ``unread`` (answers with unknown amounts),
+            ``rebase`` (an operator begins a baseline although something is unknown), and ``settle``
+            (an instance gives back what a call carried whose answer it has not received, or that of
+            an instance of its service that has ended).
         fault_count_max: how many faults happen at most.
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
@@ -114,12 +117,6 @@ class StreamInNetwork:
     """Who serves the call, and its ticket."""
 
 
-def call_of(text: str) -> CallId:
-    """Return the call that is written so."""
-    caller, _, number = text.partition("#")
-    return CallId(caller, int(number))
-
-
 class Services:
     """A world of services that call each other.
 
@@ -156,6 +153,8 @@ class Services:
         self._rules = rules
         self._started_count = 0
         self._copy_counts: Counter[CallId] = Counter()
+        self._stopped: dict[CallId, int] = {}
+        """How often calls may be settled whose answers cannot be received any more."""
         for service, count in config.services.items():
             for _ in range(count):
                 self._connect(self._start(service))
@@ -202,6 +201,15 @@ class Services:
         for end in ("kill", "leave"):
             if end in self.faults:
                 yield end, one.name
+        if "settle" in self.faults:
+            yield from self._settling_steps_of(one)
+
+    def _settling_steps_of(self, one: Simulated) -> Iterator[Step]:
+        for call, count in self._stopped.items():
+            caller = self.instances[call.caller]
+            is_heir = caller.service == one.service and not caller.is_alive
+            if count and (caller is one or is_heir):
+                yield "settle", one.name, str(call)
 
     def _control_steps_of(self, one: Simulated) -> Iterator[Step]:
         if one.from_collector:
@@ -287,7 +295,7 @@ class Services:
         if kind in ("begin", "collect", "notice", "retire", "restart", "rebase"):
             return "collector"
         if kind in ("send", "pass"):
-            call = call_of(rest[0])
+            call = call_named(rest[0])
             served = self.streams[call].served
             at_caller = (kind, rest[1]) in {("send", "up"), ("pass", "down")}
             return call.caller if at_caller or served is None else served[0]
@@ -324,7 +332,7 @@ class Services:
         return self.instances[served[0]], served[1]
 
     def _send(self, text: str, direction: str) -> None:
-        call = call_of(text)
+        call = call_named(text)
         one, end = self._end_of(call, is_caller=direction == "up")
         one.balance -= 1
         header = one.rules.send(end, carries={UNIT: 1})
@@ -334,7 +342,7 @@ class Services:
         one.sent_count += 1
 
     def _pass(self, text: str, direction: str) -> None:
-        call = call_of(text)
+        call = call_named(text)
         stream = self.streams[call]
         header, clock = (stream.up if direction == "up" else stream.down).popleft()
         one, end = self._end_of(call, is_caller=direction == "down")
@@ -417,6 +425,17 @@ class Services:
         one.rules.stop_waiting(int(number))
         one.tick()
         self.judge.calls[CallId(name, int(number))].stopped_at = one.clock[name]
+        self._stopped[CallId(name, int(number))] = SETTLED_COUNT_MAX
+
+    def _settle(self, name: str, text: str) -> None:
+        """Settle a call: all, a half or nothing of its amounts is given back."""
+        one, call = self.instances[name], call_named(text)
+        self._stopped[call] -= 1
+        amount = self.judge.calls[call].amounts() * ((call.number + self._stopped[call]) % 3) // 2
+        one.balance += amount
+        one.rules.settled(call, {UNIT: amount} if amount else {})
+        one.tick()
+        self.judge.settled(call, one, amount)
 
     def _close(self, name: str, number: str) -> None:
         one = self.instances[name]
@@ -433,7 +452,9 @@ class Services:
         self._put(self.requests[key])
 
     def _kill(self, name: str) -> None:
-        self.instances[name].is_alive = False
+        one = self.instances[name]
+        one.is_alive = False
+        self._stopped |= {CallId(name, number): SETTLED_COUNT_MAX for number in one.waiting}
         self.judge.has_disconnected = True
 
     def _leave(self, name: str) -> None:
@@ -445,6 +466,7 @@ class Services:
         farewell = one.rules.farewell()
         one.to_collector.append(farewell)
         one.is_alive = False
+        self._stopped |= {CallId(name, number): SETTLED_COUNT_MAX for number in one.waiting}
         one.tick()
         self.judge.left_in_order(one, farewell)
 
@@ -629,8 +651,10 @@ class Services:
     def _judge_rest(self, last: Observation) -> None:
         for name, fragment in last.fragments.items():
             kept = [one for one in fragment.served if one.call.caller in last.fragments]
-            if kept or fragment.calls:
-                raise WrongObservation(f"{name} still keeps {kept}, {fragment.calls}")
+            if kept or fragment.calls or fragment.statements:
+                raise WrongObservation(
+                    f"{name} still keeps {kept}, {fragment.calls}, {fragment.statements}"
+                )
             if self.collector.ledger.retired & {
                 *fragment.highest_accepted,
                 *fragment.answer_counts,
@@ -651,6 +675,8 @@ class Services:
         return bool(steps)
 
 
+SETTLED_COUNT_MAX = 2
+"""How often a call is settled at most. Only once would be right."""
 ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "notify")
 """The steps that end what is open."""
 WEIGHTS = {
@@ -672,6 +698,7 @@ WEIGHTS = {
     "kill": 0.003,
     "leave": 0.01,
     "rebase": 0.1,
+    "settle": 0.01,
     "disconnect": 0.003,
     "notice": 0.3,
     "connect": 0.3,

@@ -194,7 +194,7 @@ def _of_located(kind: str, located: Located) -> Unresolved:
         record.target or None,
         record.details.name,
         located.place,
-        _known_of(kind, located),
+        known_of(kind, located),
         located.amounts(),
         record.details.fields,
     )
@@ -217,7 +217,7 @@ def _progress(served: ServedCall) -> str:
     return "which has answered" if served.number else "which still serves it"
 
 
-def _known_of(kind: str, located: Located) -> str:
+def known_of(kind: str, located: Located) -> str:
     """Return what is known about a call whose caller has stopped waiting."""
     count = len(located.served)
     times = f" {count} times," if count > 1 else ""
@@ -234,6 +234,8 @@ def _known_of(kind: str, located: Located) -> str:
         known = "was answered without a header; its effect is unknown"
     if not (located.served or located.record.was_sent):
         known = "was accepted by no instance; it was not sent, for lack of a connection"
+    if any(located.returned.values()):
+        known = f"{known}; its amounts were given back"
     if kind == LATE:
         known = f"{known}; an earlier observation had found it not accepted"
     return known

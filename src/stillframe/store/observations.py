@@ -122,6 +122,7 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ended: dict[str, dict[str, int]] = {}
     gone: tuple[str, ...] = ()
     unknown_count: int = 0
+    double_spent: dict[str, dict[str, int]] = {}
 
     @property
     def since(self) -> Baseline:
@@ -599,7 +600,7 @@ def _check_place(located: Located, fragments: Collection[InstanceFragment]) -> N
     if located.served:
         is_served = any(not served.number for _, served in located.served)
         may_be = {CallPlace.SERVED if is_served else CallPlace.ANSWERED}
-    elif not record.was_sent:
+    elif not record.was_sent or located.returned:
         may_be = {CallPlace.REQUESTED}
     elif not record.was_answered:
         may_be = {CallPlace.UNKNOWN, CallPlace.REQUESTED, CallPlace.OUTSIDE}
