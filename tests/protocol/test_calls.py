@@ -19,6 +19,7 @@ from stillframe.protocol.calls import (
     CallPlace,
     Captured,
     Collector,
+    Farewell,
     Instance,
     InstanceFragment,
     Observation,
@@ -26,7 +27,9 @@ from stillframe.protocol.calls import (
     OpenCall,
     ReceivedAnswers,
     RequestHeader,
+    ServedCall,
     Settlement,
+    check_farewell,
     check_fragment,
 )
 
@@ -1088,6 +1091,44 @@ def test_a_successor_that_brings_more_begins_a_baseline() -> None:
     start(pair, "B-00000002", 7)
     why = "B-00000002 began with 7 EUR, and instances of B had ended with 0"
     assert (found := pair.observe()).since == Baseline(found.number, why)
+
+
+def test_unknown_amounts_begin_a_baseline() -> None:
+    """Of an instance that begins or ends. What it began with is unknown, too, if it has exchanged
+    messages before it had loaded its state."""
+    pair = Pair()
+    pair.exchange()
+    pair.observe()
+    early = Instance("C-00000001", lambda: Captured(0), amounts=lambda: {"EUR": 7})
+    assert early.began_with() == {"EUR": 7}
+    early.request("b:80")
+    early.loaded()
+    assert early.began_with() is None
+    pair.collector.joined("C-00000001", 0, began_with=early.began_with())
+    pair.instances["C-00000001"] = early
+    pair.money["C-00000001"] = 0
+    why = "the amounts with which C-00000001 began are not known"
+    assert (found := pair.observe()).since == Baseline(found.number, why)
+    farewell = msgspec.structs.replace(early.farewell(), amounts=None)
+    check_farewell(farewell)
+    pair.collector.ended(farewell)
+    del pair.instances["C-00000001"]
+    assert pair.observe().since.why == "the amounts with which C-00000001 ended are not known"
+    still_open = msgspec.structs.replace(farewell.fragment, served=(ServedCall(CallId("A", 1)),))
+    with pytest.raises(ProtocolViolation, match="still open"):
+        check_farewell(Farewell(still_open))
+
+
+def test_a_decision_outlasts_an_observation_that_is_abandoned() -> None:
+    """Although an instance that brings money has joined meanwhile."""
+    pair = Pair()
+    pair.exchange()
+    decision = Baseline(0, "checked by hand", "Ann", 5.0)
+    pair.collector.rebase(decision)
+    pair.collector.begin()
+    start(pair, "B-00000002", 7)
+    pair.collector.abandon()
+    assert (found := pair.observe()).since == msgspec.structs.replace(decision, number=found.number)
 
 
 def test_an_observation_is_exact_only_if_nothing_is_unknown() -> None:

@@ -31,9 +31,10 @@ from stillframe.services import attachment, control
 from stillframe.services import observer as collectors
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
-from stillframe.services.asgi import ObservedApplication
+from stillframe.services.asgi import ObservedApplication, endpoint_begins
 from stillframe.services.attachment import connected_agent
 from stillframe.services.observer import UNSENT_BYTES_MAX, Observer, ObserverConfig
+from stillframe.services.thread_steps import IN_THREAD
 from tests.ports import free_port
 
 SECRET = b"the secret of a test"
@@ -935,7 +936,7 @@ def test_a_baseline_begins_after_what_is_being_stored() -> None:
 
 
 def test_a_goodbye_is_confirmed_when_it_is_stored(caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise a collector that starts again would miss the instance; its log says so."""
+    """Otherwise the instance counts as gone; its log says so."""
     collected = Restarting()
 
     async def body() -> None:
@@ -945,19 +946,71 @@ def test_a_goodbye_is_confirmed_when_it_is_stored(caplog: pytest.LogCaptureFixtu
             observing = asyncio.create_task(collected.observer.observe())
             assert not await collected.bank.leave()
             await observing
+            await collected.until(lambda: collected.members[1:] == [(name, "left")])
             ledger = msgspec.msgpack.decode(collected.stored, type=CallLedger)
-            assert ledger.members == {name}
-            assert collected.observer.collector.ledger.members == set()
+            assert (ledger.members, list(ledger.gone), ledger.ended) == (set(), [name], {})
             collected.bank.begin()
             await collected.connected(1)
             assert await collected.bank.leave()
             assert not await collected.bank.leave(), "it was not connected again"
-        assert collected.members[1] == (name, "ended")
-        assert collected.abandoned == [(1, f"{name} has ended")]
+        assert collected.abandoned == [(1, f"the end of {name} could not be stored")]
         [warning] = collected.warnings
         assert f"the connection of {name} was closed: the disk is full" in warning
         [warning] = caplog.messages
-        assert f"{name} ends, and the collector has not confirmed" in warning
+        assert f"{name} ends, and calls of it are still open, or the collector has not" in warning
+
+    run(body)
+
+
+def test_an_instance_that_may_still_act_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of it is open, or a thread cannot be cancelled that serves one."""
+    monkeypatch.setattr("stillframe.services.attachment.LEAVE_S", 0.1)
+    collected = Restarting()
+
+    async def body() -> None:
+        async with collected.running():
+            bank, calls = collected.bank, []
+            calls.append(bank.request("b:80", PAY)[0])
+            assert not await bank.leave()
+            calls.pop().stop_waiting()
+            assert await bank.until_idle()
+            serving = bank.threads.begin()
+            token = IN_THREAD.set(serving)
+            with pytest.raises(asyncio.CancelledError), endpoint_begins(pay, is_in_thread=True):
+                raise asyncio.CancelledError
+            IN_THREAD.reset(token)
+            bank.threads.end(serving)
+            assert not await bank.until_idle()
+
+    run(body)
+
+
+def test_what_an_application_sends_before_it_has_started_begins_a_baseline() -> None:
+    """It does not connect the instance, which would say what it begins with too early."""
+    collected = Restarting()
+
+    async def body() -> None:
+        async with collected.running():
+            await collected.observe()
+            till = Till()
+            one = collected.agent("A", till)
+
+            async def serve(scope: Any, receive: Any, send: Any) -> None:
+                call, _ = one.request("c:80", PAY)
+                call.stop_waiting()
+                await asyncio.sleep(0)
+                assert one.rules.name not in collected.observer.collector.ledger.members
+                till.euros = 100
+                await send({"type": "lifespan.startup.complete"})
+
+            async def send(event: Any) -> None:
+                assert one.was_connected, "it has joined before it serves anything"
+
+            receive: asyncio.Queue[Any] = asyncio.Queue()
+            await ObservedApplication(serve, one)({"type": "lifespan"}, receive.get, send)
+            why = f"the amounts with which {one.rules.name} began are not known"
+            assert (await collected.observe()).since.why == why
+            assert await one.leave()
 
     run(body)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from stillframe.cli import output, quantities
+from stillframe.cli import observations, output, quantities
 from stillframe.cli.command import Commands, end_with_failure, option
 from stillframe.cli.options import INTERVAL, StorePath
 from stillframe.cli.supervision import check_shared, stop_signals
@@ -35,7 +35,7 @@ from stillframe.store.baseline_request import (
     read_request,
     write_request,
 )
-from stillframe.store.layout import is_written_to
+from stillframe.store.layout import first_names, is_written_to
 from stillframe.store.observations import (
     EXACT,
     KEEP_COUNT,
@@ -433,7 +433,8 @@ def baseline(
     collector takes the request, and no longer waits for instances that left without a goodbye,
     nor for calls that may have been accepted. Exit 1 if it does not do so in time."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    store = ObservationReader(path)
+    if (store := observations.reader_of(path)) is None:
+        raise UsageError(f"{path} holds no observation: give a store that 'observe' has written")
     request = new_request(by, because, time.time())
     earlier = read_request(path)
     write_request(path, request)
@@ -448,8 +449,17 @@ def baseline(
         lost = "the collector ended before it could say what it gave up"
         known = lost if given_up is None else str(given_up)
         output.report(f"a new baseline begins with the next observation; {known}")
+        if found.given_up is not None and found.given_up.gone:
+            output.report(
+                "make sure that they do not run any more, because what they do is not observed: "
+                f"{first_names(found.given_up.gone)}"
+            )
     elif is_running:
-        end_with_failure(f"the collector has not taken it in {timeout}; it stays requested")
+        waits = quantities.duration(ObserverConfig(secret=b"").retire_s)
+        end_with_failure(
+            f"the collector has not taken it in {timeout}; it stays requested. In its first "
+            f"{waits} a collector waits for instances that left before"
+        )
     else:
         output.report(
             f"requested; no collector runs on {path}: the next one takes it when all instances "

@@ -179,6 +179,12 @@ class _Totals:
         found = differences(expected, places)
         amounts = ", ".join(f"{sum(of.values())} {unit}" for unit, of in expected.items())
         words = "; ".join(map(str, found)) or f"nothing is missing: {amounts}"
+        words += "".join(
+            f"; {amount} {unit} of it ended with instances of {service}, and none that started "
+            "later has it"
+            for service, amounts in observation.ended.items()
+            for unit, amount in amounts.items()
+        )
         units = [one.quantity for one in found]
         calls = self._calls.lines(units, first.double_spent, observation)
         return Verdict(bool(found), f"{words}, compared with observation {first.number}{calls}")

@@ -381,11 +381,11 @@ class Farewell(msgspec.Struct, frozen=True):
     Attributes:
         fragment: all that it keeps. Its own calls are not awaited any more. Those that it served
             count as answered with nothing. It has no state.
-        amounts: the amounts that its state and its handlers had.
+        amounts: the amounts that its state and its handlers had; None if they are not known.
     """
 
     fragment: InstanceFragment
-    amounts: Amounts = NOTHING
+    amounts: Amounts | None = NOTHING
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -499,7 +499,8 @@ class Instance:
     Args:
         name: the name of the instance, which no other one ever has.
         capture: returns the state of the application. It is called at the cut.
-        amounts: returns the amounts that the state of the application has.
+        amounts: returns the amounts that the state of the application has; None if they are not
+            known.
         kept_count_max: how many unacknowledged answers, how many unresolved calls, how many
             statements, and how many amounts of each stream are kept.
     """
@@ -509,7 +510,7 @@ class Instance:
         name: str,
         capture: Callable[[], Captured],
         *,
-        amounts: Callable[[], Amounts] = lambda: NOTHING,
+        amounts: Callable[[], Amounts | None] = lambda: NOTHING,
         kept_count_max: int = KEPT_COUNT_MAX,
     ) -> None:
         self.name = name
@@ -518,6 +519,7 @@ class Instance:
         self.unreported: dict[str, None] = {}
         self._capture = capture
         self._amounts = amounts
+        self._has_begun = False
         self._began_with: Amounts | None = None
         self._kept_count_max = kept_count_max
         self._sent_count = 0
@@ -537,17 +539,28 @@ class Instance:
         self._others: dict[str, _Other] = {}
         self._highest_at_cut: dict[str, int] = {}
 
-    def began_with(self) -> Amounts:
-        """Return the amounts that the state had before its first message."""
-        if self._began_with is None:
-            self._began_with = dict(self._amounts())
+    def began_with(self) -> Amounts | None:
+        """Return the amounts that the state had before its first message; None if they are not
+        known."""
+        self._begin_with(NOTHING)
         return self._began_with
 
+    def loaded(self) -> None:
+        """Record that the application has loaded its state, and begins with what it has now. That
+        is unknown if it has exchanged messages before."""
+        has_acted = bool(self._sent_count or self._ticket_count or self._statement_count)
+        found = None if has_acted else self._amounts()
+        self._has_begun, self._began_with = True, found
+
     def _begin_with(self, amounts: Amounts, sign: int = 1) -> None:
-        """Record what the state had before it lost `amounts`, or gained them if `sign` is -1."""
-        if self._began_with is None:
-            self._began_with = dict(self._amounts())
-            add_amounts(self._began_with, amounts, sign)
+        """Record what the state had before its first message, which carries these amounts."""
+        if not self._has_begun:
+            self._has_begun = True
+            found = self._amounts()
+            if found is not None:
+                began_with = dict(found)
+                add_amounts(began_with, amounts, sign)
+                self._began_with = began_with
 
     # --- a caller
 
@@ -808,7 +821,7 @@ class Instance:
             served=tuple(served),
             answer_counts=counts,
         )
-        return Farewell(ended, dict(self._amounts()))
+        return Farewell(ended, self._amounts())
 
     def _fragment(self, captured: Captured, colour: int) -> InstanceFragment:
         others = {name: one for name, one in self._others.items() if not one.is_over}
@@ -1074,6 +1087,16 @@ class CallLedger(msgspec.Struct):
         """Retire an instance that has said goodbye."""
         self.disconnected[end.instance] = {ANY: end.sent_count}
         self.retired.add(end.instance)
+        self.drop_retired()
+
+    def drop_retired(self) -> None:
+        """Forget the instances that were retired first if there are too many."""
+        if len(self.retired) > RETIRED_COUNT_MAX:
+            retired = [name for name in self.disconnected if name in self.retired]
+            for oldest in retired[:-RETIRED_COUNT_MAX]:
+                del self.disconnected[oldest]
+                self.retired.remove(oldest)
+                self.talking.discard(oldest)
 
     def drop_unknown(self) -> None:
         """Drop the oldest calls of unknown fate if there are too many."""
@@ -1241,7 +1264,7 @@ class Collector:
         colour: int,
         retirement_count: int = 0,
         *,
-        began_with: Amounts = NOTHING,
+        began_with: Amounts | None = NOTHING,
     ) -> ObservationStart | None:
         """Include an instance in later observations. Return what to send to it if one is pending.
 
@@ -1250,7 +1273,8 @@ class Collector:
             colour: its colour.
             retirement_count: its count of retirements. It is higher than ours if an earlier
                 collector has not stored its last ones.
-            began_with: the amounts that its state had before its first message.
+            began_with: the amounts that its state had before its first message; None if they are
+                not known.
 
         Raises:
             UsageError: it was retired.
@@ -1281,10 +1305,14 @@ class Collector:
             pending.awaited.add(instance)
         return ObservationStart(pending.number, ledger.retirement_count)
 
-    def _add_ended(self, instance: str, amounts: Amounts, sign: int = 1) -> None:
+    def _add_ended(self, instance: str, amounts: Amounts | None, sign: int = 1) -> None:
         """Add amounts of an instance that has ended, or subtract those that one began with. They
         must be a part of what has ended: otherwise something else has brought them."""
         ledger, service = self.ledger, service_of(instance)
+        if amounts is None:
+            how = "ended" if sign > 0 else "began"
+            self._rebase(Baseline(0, f"the amounts with which {instance} {how} are not known"))
+            return
         before = ledger.ended.get(service, {})
         ended = dict(before)
         add_amounts(ended, amounts, sign)
@@ -1300,8 +1328,12 @@ class Collector:
                             f"had ended with {had}",
                         )
                     )
-        ledger.ended[service] = {unit: amount for unit, amount in ended.items() if amount}
-        too_many = _drop_oldest(ledger.ended[service], UNIT_COUNT_MAX)
+        ledger.ended[service] = {
+            unit: amount for unit, amount in ended.items() if 0 < abs(amount) <= TOTAL_MAX
+        }
+        too_many = any(abs(amount) > TOTAL_MAX for amount in ended.values()) or bool(
+            _drop_oldest(ledger.ended[service], UNIT_COUNT_MAX)
+        )
         if not ledger.ended[service]:
             del ledger.ended[service]
         others = _drop_oldest(ledger.ended, SERVICE_COUNT_MAX)
@@ -1310,9 +1342,12 @@ class Collector:
 
     def _rebase(self, baseline: Baseline) -> None:
         """Let the observation after the pending one begin a baseline, unless it does so for an
-        earlier reason."""
-        begun = self._pending.next_baseline if self._pending else None
-        if self.ledger.next_baseline is begun:
+        earlier reason. The pending one may be abandoned: then the next one begins what it would
+        have begun."""
+        pending = self._pending
+        if pending is not None and pending.next_baseline is not None:
+            pending.following_baseline = pending.following_baseline or baseline
+        elif self.ledger.next_baseline is None:
             self.ledger.next_baseline = baseline
 
     def rebase(self, baseline: Baseline) -> tuple[str, ...]:
@@ -1398,11 +1433,7 @@ class Collector:
         ledger.disconnected.setdefault(instance, {})
         ledger.retired.add(instance)
         ledger.talking.discard(instance)
-        retired = [name for name in ledger.disconnected if name in ledger.retired]
-        for oldest in retired[:-RETIRED_COUNT_MAX]:
-            del ledger.disconnected[oldest]
-            ledger.retired.remove(oldest)
-            ledger.talking.discard(oldest)
+        ledger.drop_retired()
 
     def begin(self) -> ObservationStart:
         """Begin an observation. Return what to send to every instance."""
@@ -1443,6 +1474,17 @@ class Collector:
         return _Conclusion(pending, self.ledger).result()
 
 
+def check_farewell(farewell: Farewell) -> None:
+    """Raise a ProtocolViolation if a farewell is one that no instance says."""
+    fragment = farewell.fragment
+    check_fragment(fragment)
+    if fragment.state is not None:
+        raise ProtocolViolation("its farewell has a state")
+    is_open = any(one.is_awaited for one in fragment.calls)
+    if is_open or not all(one.number for one in fragment.served):
+        raise ProtocolViolation("its farewell has a call that is still open")
+
+
 def check_fragment(fragment: InstanceFragment) -> None:
     """Raise a ProtocolViolation if a fragment is one that no instance makes."""
     if len({call.number for call in fragment.calls}) < len(fragment.calls):
@@ -1480,6 +1522,7 @@ class _PendingObservation:
         self.gone = dict(ledger.gone)
         self.ended = {service: dict(amounts) for service, amounts in ledger.ended.items()}
         self.next_baseline = ledger.next_baseline
+        self.following_baseline: Baseline | None = None
 
 
 def check_cut(fragments: Mapping[str, InstanceFragment]) -> None:
@@ -1609,8 +1652,10 @@ class _Conclusion:
         ledger, begun = self._ledger, self._pending.next_baseline
         if begun is not None:
             ledger.since = msgspec.structs.replace(begun, number=self._pending.number)
-        if ledger.next_baseline is not begun:
-            pass  # who has joined meanwhile begins one
+        if begun is None and ledger.next_baseline is not None:
+            pass  # an instance that has joined meanwhile begins one
+        elif self._pending.following_baseline is not None:
+            ledger.next_baseline = self._pending.following_baseline
         elif not self._partial:
             ledger.next_baseline = None
         elif ledger.since.number == self._pending.number:

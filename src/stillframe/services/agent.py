@@ -60,6 +60,7 @@ _OF_CLIENTS = ("anyio", "asgiref", "asyncio", "httpx", "starlette", __name__.par
 """The packages of functions that make a call and return its answer."""
 GRPC = "GRPC"
 """The method of every message of gRPC."""
+IDLE_POLL_S = 0.01
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
 
@@ -177,6 +178,9 @@ class Agent:
         self.start: Callable[[], None] = lambda: None
         """Connects this process to the collector, unless it is connected. Middleware calls it in
         the event loop."""
+        self.joined: Callable[[], Awaitable[bool]] = _is_not_connected
+        """Waits for the collector for a moment. Returns whether it has answered."""
+        self._is_loading = False
         self.say_goodbye: Callable[[], Awaitable[bool]] = _is_not_connected
         """Sends the `farewell` to the collector. Returns whether the collector has stored it."""
         self._stored_fields = tuple(stored_fields)
@@ -226,6 +230,36 @@ class Agent:
         self.start()
         self.rules.began_with()
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Let the application load its state while the body runs, until `loaded`: what it sends
+        before does not connect it."""
+        self._is_loading = True
+        try:
+            yield
+        finally:
+            self._is_loading = False
+
+    async def loaded(self) -> None:
+        """Join before the application serves anything, and say with which amounts it begins."""
+        self._is_loading = False
+        self.start()
+        if self.was_connected:
+            before = self.rules.began_with()
+            self.rules.loaded()
+            if self.rules.began_with() != before:
+                self.mark_partial("it had joined before it had loaded its state")
+        else:
+            self.rules.loaded()
+        await self.joined()
+
+    async def until_idle(self) -> bool:
+        """Wait until no call is open. Return whether nothing of the application can act any more;
+        False if it was cancelled while a thread served it."""
+        while self.open_ends or self.arrivals or self.threads.is_busy:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(IDLE_POLL_S)
+        return not self.threads.has_abandoned
+
     def farewell(self) -> Farewell:
         """Return what this instance says when it ends in order. This process is another instance
         from now on."""
@@ -258,7 +292,8 @@ class Agent:
             activity: the activity that waits for the answer from now on: empty if none does, None
                 for the current task.
         """
-        self.start()
+        if not self._is_loading:
+            self.start()
         self.threads.send()
         carries: Amounts | None = NOTHING
         if target in self.targets and not is_streamed:
@@ -586,9 +621,9 @@ class Agent:
         state: Any = self._state
         return amounts_in(state.conserved()) if hasattr(state, "conserved") else {}
 
-    def _amounts(self) -> Amounts:
-        """Return all amounts that the instance has. If they are not known, which the next fragment
-        says, these are none."""
+    def _amounts(self) -> Amounts | None:
+        """Return all amounts that the instance has; None if they are not known, which the next
+        fragment says."""
         with self.threads.between() as held_by_threads:
             found = self._held_with(held_by_threads)
             try:
@@ -598,7 +633,7 @@ class Agent:
                 raise
             except BaseException as error:  # noqa: BLE001 - no request fails because of it
                 self._once[f"the amounts of its state are not known: {describe(error)}"] = None
-                return NOTHING
+                return None
 
     def _task_waits(self) -> tuple[TaskWait, ...]:
         name = self.activity_of

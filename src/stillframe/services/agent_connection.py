@@ -72,7 +72,7 @@ class _CollectorConnection(OutboundConnection):
                     agent.rules.colour,
                     agent.rules.retirement_count,
                     agent.was_connected,
-                    dict(agent.rules.began_with()),
+                    agent.rules.began_with(),
                 )
             )
 
@@ -181,6 +181,8 @@ class CollectorLink:
         self._connection: _CollectorConnection | None = None
         self._last_warning = ""
         self._is_open = asyncio.Event()
+        self.has_tried = asyncio.Event()
+        """Is set when the first attempt to connect has ended, well or not."""
         agent.on_fragment = self._report
 
     def _report(self, fragment: InstanceFragment) -> None:
@@ -203,6 +205,7 @@ class CollectorLink:
         and so is that of the process that this one was forked from."""
         self._connection = None
         self._is_open = asyncio.Event()
+        self.has_tried = asyncio.Event()
         return asyncio.get_running_loop().create_task(self.run())
 
     async def leave(self) -> bool:
@@ -211,8 +214,11 @@ class CollectorLink:
         if self._connection is None and not self._agent.was_connected:
             return False
         await self._is_open.wait()
+        if not await self._agent.until_idle():
+            return False
         connection = self._connection
-        assert connection is not None, "it is open"
+        if connection is None or not connection.is_open:
+            return False
         connection.say_goodbye()
         await connection.closed.wait()
         return connection.has_left
@@ -239,6 +245,7 @@ class CollectorLink:
                     self._warn_once(why)
                 if self._agent.was_connected:
                     retry_s = RETRY_S_MIN
+            self.has_tried.set()
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
@@ -281,6 +288,7 @@ class CollectorLink:
     def _welcomed(self) -> None:
         """Say that the agent is connected, if there was a warning."""
         self._is_open.set()
+        self.has_tried.set()
         if self._last_warning:
             self._last_warning = ""
             self._warn(f"connected to the collector at {self._address} as {self._agent.rules.name}")

@@ -114,7 +114,8 @@ class ObservedApplication:
             ):
                 await self._application(scope, receive, send)
         elif kind == "lifespan":
-            await self._application(scope, receive, self._between_ends(send))
+            with self._agent.loading():
+                await self._application(scope, receive, self._between_ends(send))
         elif kind != "http":
             await self._application(scope, receive, send)
         elif (header := self._header(scope)) is not None:
@@ -129,7 +130,7 @@ class ObservedApplication:
 
         async def observed(event: Event) -> None:
             if event["type"] == "lifespan.startup.complete":
-                self._agent.begin()
+                await self._agent.loaded()
             elif event["type"] == "lifespan.shutdown.complete":
                 await self._agent.leave()
             await send(event)
@@ -193,9 +194,10 @@ class ObservedApplication:
         with agent.partial_while(lambda: self._why_torn(scope, outer, call, is_long=is_long)):
             try:
                 # Which endpoint serves the request is not known yet.
-                with (
-                    contextlib.nullcontext() if self._accepts_in_endpoint else call.in_thread(None)
-                ):
+                with contextlib.ExitStack() as stack:
+                    if not self._accepts_in_endpoint:
+                        stack.enter_context(call.in_thread(None))
+                        stack.enter_context(_noted_if_cancelled())
                     await self._application(scope, _replay(body, receive, rest), call.send)
             finally:
                 SERVING.reset(tokens[0])
@@ -492,9 +494,10 @@ def endpoint_begins(function: object, *, is_in_thread: bool) -> Iterator[None]:
     """
     call = _SERVED.get()
     if call is None:
-        yield
+        with _noted_if_cancelled() if is_in_thread else contextlib.nullcontext():
+            yield
     elif is_in_thread:
-        with call.in_thread(function):
+        with call.in_thread(function), _noted_if_cancelled():
             try:
                 yield
             except BaseException:
@@ -506,6 +509,17 @@ def endpoint_begins(function: object, *, is_in_thread: bool) -> Iterator[None]:
             yield
         finally:
             call.end_endpoint()
+
+
+@contextlib.contextmanager
+def _noted_if_cancelled() -> Iterator[None]:
+    """Record that a thread may run on if the task is cancelled that waits for it in the body."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if (call := IN_THREAD.get()) is not None:
+            call.runs_on = True
+        raise
 
 
 def _middleware_of(endpoint: object, routes: Iterable[Any]) -> str:

@@ -25,7 +25,7 @@ _SECOND_LOOP = "it is served by a second event loop, whose steps are not observe
 WARN_AFTER_S = 5.0
 """A loop that runs for this time after the task that connects was cancelled is not ending."""
 LEAVE_S = 2.0
-"""How long an instance that ends waits for the collector."""
+"""How long an instance that starts or ends waits for the collector."""
 _log = logging.getLogger("stillframe.services")
 
 
@@ -163,7 +163,7 @@ def connected_agent(
     )
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
     started = _Started(agent, link)
-    agent.start, agent.say_goodbye = started.start, started.leave
+    agent.start, agent.joined, agent.say_goodbye = started.start, started.joined, started.leave
     return agent
 
 
@@ -245,6 +245,13 @@ class _Started:
         self._task = self._link.start()
         self._task.add_done_callback(self._on_ended)
 
+    async def joined(self) -> bool:
+        """Wait until the first attempt to connect has ended. Return whether it is connected."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._link.has_tried.wait()
+        return self._agent.was_connected
+
     async def leave(self) -> bool:
         """Say goodbye, if the current event loop is the one that connects. Return whether the
         collector has stored it."""
@@ -264,8 +271,9 @@ class _Started:
         task.cancel()
         if was_connected and not has_left:
             _log.warning(
-                "%s ends, and the collector has not confirmed that it did so in order: what it did "
-                "last is unknown, and observations are not exact until 'stillframe baseline'",
+                "%s ends, and calls of it are still open, or the collector has not confirmed in "
+                "time that it ended in order: unless the collector reports so, what it did last "
+                "is unknown, and observations are not exact until 'stillframe baseline'",
                 name,
             )
         return has_left

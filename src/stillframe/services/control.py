@@ -5,6 +5,7 @@ import msgspec
 from stillframe.protocol.activities import Count
 from stillframe.protocol.calls import (
     Acknowledgement,
+    Amounts,
     Farewell,
     InstanceFragment,
     Name,
@@ -21,14 +22,15 @@ class Join(msgspec.Struct, frozen=True, tag=True):
         colour: its colour.
         retirement_count: its count of retirements.
         was_connected: whether it was connected before under this name.
-        began_with: the amounts that its state had before its first message, by unit.
+        began_with: the amounts that its state had before its first message, by unit; None if they
+            are not known.
     """
 
     instance: Name
     colour: Count
     retirement_count: Count
     was_connected: bool
-    began_with: dict[str, int]
+    began_with: Amounts | None
 
 
 class Captured(msgspec.Struct, frozen=True, tag=True):

@@ -31,6 +31,7 @@ from stillframe.protocol.calls import (
     Missing,
     Observation,
     Settlement,
+    check_farewell,
     check_fragment,
 )
 from stillframe.protocol.handshake import NONCE_BYTES, Hello, Listener
@@ -45,6 +46,8 @@ from stillframe.services.headers import COLOUR_MAX
 
 UNSENT_BYTES_MAX = 2**24
 """An agent that has so much to read is sent no more acknowledgements."""
+FAREWELL_BYTES_MAX = 2**22
+"""The ledger keeps a farewell until all of it is settled."""
 UNPROVED_COUNT_MAX = 100
 """How many agents that have another secret or protocol are remembered, so that each is reported
 once."""
@@ -82,6 +85,7 @@ class _AgentConnection(InboundConnection):
         super().__init__(listener)
         self.instance: str | None = None
         self.has_joined = False
+        self.frame_bytes = 0
         self._observer = observer
         self._claimed = ""
         self._service: str | None = None
@@ -100,6 +104,7 @@ class _AgentConnection(InboundConnection):
                 self.write_greeting(Greeted(0))
             return
         try:
+            self.frame_bytes = len(frame.encoded)
             message = _decode(frame.encoded)
         except DECODING_ERRORS as error:
             raise ProtocolViolation(f"its message cannot be read: {text_of(error)}") from error
@@ -197,8 +202,10 @@ class Observer:
     async def open(self, listen: Address) -> Address:
         """Listen for agents; return the address with its port. Those that were connected to the
         collector before have the time of `retire_s` to connect again."""
-        for name in tuple(self.collector.ledger.members):
+        ledger = self.collector.ledger
+        for name in tuple(ledger.members):
             self.collector.left(name)
+        for name in ledger.disconnected.keys() - ledger.retired:
             self._retire_later(name)
         return await self.acceptor.open(listen, self._config.certificates)
 
@@ -311,10 +318,13 @@ class Observer:
                 self._take(message)
             case control.Goodbye(farewell) if farewell.fragment.instance == connection.instance:
                 self._check_counted(farewell.fragment.observation, self.collector.number)
-                check_fragment(farewell.fragment)
+                check_farewell(farewell)
                 _check_amounts(farewell.amounts)
-                if farewell.fragment.state is not None:
-                    raise ProtocolViolation("its farewell has a state")
+                if connection.frame_bytes > FAREWELL_BYTES_MAX:
+                    raise ProtocolViolation(
+                        f"its farewell has {connection.frame_bytes:,} bytes: the most are "
+                        f"{FAREWELL_BYTES_MAX:,}"
+                    )
                 self._change(lambda: self._end_in_order(connection, farewell), connection)
             case control.Forward(instance, acknowledgement):
                 self._check_counted(acknowledgement.colour, self.collector.number)
@@ -360,13 +370,20 @@ class Observer:
         name = farewell.fragment.instance
         if self._connections.get(name) is not connection:
             return
-        del self._connections[name]
+        before = _copy_of(self.collector.ledger)
         missing = self.collector.ended(farewell)
+        try:
+            self._store(self.collector.ledger)
+        except Exception:
+            # It is not confirmed, and the instance is gone when its connection is.
+            self.collector.ledger = before
+            if missing is not None:
+                self._end(missing, f"the end of {name} could not be stored")
+            raise
+        del self._connections[name]
         self._member(name, "ended")
         if missing is not None:
             self._end(missing, f"{name} has ended")
-        # If that fails, it is not confirmed, and a collector that starts again misses the instance.
-        self._store(self.collector.ledger)
         connection.send(control.Ended())
         connection.close()
 
@@ -504,8 +521,10 @@ def _copy_of(ledger: CallLedger) -> CallLedger:
     return CallLedger(**copied)
 
 
-def _check_amounts(amounts: Amounts) -> None:
+def _check_amounts(amounts: Amounts | None) -> None:
     """Raise a ProtocolViolation if no instance could have these amounts."""
+    if amounts is None:
+        return
     if len(amounts) > UNIT_COUNT_MAX:
         raise ProtocolViolation(f"its amounts have more than {UNIT_COUNT_MAX} units")
     for unit, amount in amounts.items():

@@ -35,6 +35,7 @@ class ThreadCall:
         is_early: whether an observation has begun while it was. If the thread makes no step, its
             effect is in that observation too early.
         held: the amounts that the thread holds since its last step.
+        runs_on: whether the thread may still run when the call has ended: it cannot be cancelled.
     """
 
     def __init__(self, accept: Callable[[], None], function: object) -> None:
@@ -44,6 +45,7 @@ class ThreadCall:
         self.is_in_transit = False
         self.is_early = False
         self.held: Amounts = NOTHING
+        self.runs_on = False
 
 
 def _nothing() -> None:
@@ -56,12 +58,14 @@ class ThreadSteps:
     Attributes:
         has_lost_amounts: whether a thread that serves no call, or one that has ended, has declared
             amounts in a step. It is not known when it holds them no more.
+        has_abandoned: whether a thread may still run of a call that was cancelled.
         early: the names of functions that have made no step in a call, for which the request was in
             transit for an observation.
     """
 
     def __init__(self) -> None:
         self.has_lost_amounts = False
+        self.has_abandoned = False
         self._lock = threading.RLock()
         self._depth = 0
         self._calls: set[ThreadCall] = set()
@@ -74,6 +78,11 @@ class ThreadSteps:
         """Whether a step is being made. In the body of `between` the event loop makes it itself: it
         has not ended, and waits for something."""
         return self._depth > 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is served that a thread may serve."""
+        return bool(self._calls)
 
     # --- in a thread
 
@@ -126,6 +135,7 @@ class ThreadSteps:
     def end(self, call: ThreadCall) -> None:
         """End a call, in the step in which it is answered. Doing so twice changes nothing."""
         self._calls.discard(call)
+        self.has_abandoned |= call.runs_on
         call.accept = _nothing  # it refers to the host, which refers to the call
         if call.function is None:
             return

@@ -342,7 +342,7 @@ class Judge:
             self._may_deliver.add(name)
         if name not in self._known:
             self._known.add(name)
-            more = one.rules.began_with()[UNIT] - self._at_rest[one.service]
+            more = (one.rules.began_with() or {})[UNIT] - self._at_rest[one.service]
             self._at_rest[one.service] = max(0, -more)
             self._brought += max(0, more)
             self._baseline_counts[0] += more > 0

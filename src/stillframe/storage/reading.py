@@ -47,7 +47,8 @@ def is_there(path: Location) -> bool:
             return storage_of(path).exists(path)
         except OSError as error:
             raise unreadable(path, error) from error
-    return path.exists()
+    with readable(path):
+        return path.exists()
 
 
 def read_file(path: Location, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
