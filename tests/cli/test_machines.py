@@ -70,7 +70,7 @@ def test_the_commands_of_the_page_run_a_system(
     made = call(*certificates)
     assert (made.exit_code, made.stdout) == (0, "tls/coordinator\ntls/P2\ntls/P3\n")
     system = start(run)
-    assert "waiting for P2, P3 to join" in system.until("waiting for")
+    system.until("waiting for P2, P3 to join")
     joined = [start(command) for command in joins]
     system.until("epoch 1: the system runs")
     system.until("in transit")

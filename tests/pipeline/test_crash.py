@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class FailureAt:
         """Count a step, and fail if it is the one."""
 
         def go(*args: Any, **options: Any) -> Any:
+            if threading.current_thread().name == "lease":
+                return act(*args, **options)  # it is renewed at any time, if the machine is slow
             self.count += 1
             if self.count == self.place or (self.kind is Killed and self.count > self.place):
                 raise self.kind(28, "no space")

@@ -404,6 +404,27 @@ class Banks:
             await self.open_vaults()
         assert not self.abandoned, f"abandoned: {self.abandoned}"
 
+    async def _decide(self) -> tuple[str, ...]:
+        """Begin a new baseline, and return who was gone."""
+        gone = await self.observer.rebase(Baseline(0, "it was killed", "the soak", time.time()))
+        self.seen["decisions"] += 1
+        self._doubtful.clear()
+        self._kills.clear()  # it does not matter any more what they have accepted
+        return gone
+
+    async def _is_exact_or_unknown(self) -> bool:
+        """Wait for some exact observations. Return False if calls became unknown once more: a late
+        request of a dead instance has arrived, so that it may be alive."""
+        goal = self.seen["exact observations"] + SAME_TOTAL_COUNT
+        after = self.observer.collector.number
+
+        def is_unknown() -> bool:
+            latest = self.latest
+            return latest is not None and latest.number > after and bool(latest.unknown_count)
+
+        await self.until(lambda: self._has_exact(goal) or is_unknown(), "an exact observation")
+        return self._has_exact(goal)
+
     async def kill_and_start(self, name: str, collector: Address, *, is_noticed: bool) -> None:
         """Kill the instances of a bank, and start it again. Each must be named, and totals must be
         exact again as soon as a new baseline begins.
@@ -430,11 +451,10 @@ class Banks:
         self.lines.passes_ends.set()
         await self.until(lambda: before <= self.disconnected, "an observation that names it")
         assert before <= self._doubtful
-        gone = await self.observer.rebase(Baseline(0, "it was killed", "the soak", time.time()))
+        gone = await self._decide()
         assert before <= set(gone)
-        self._doubtful.clear()
-        self._kills.clear()  # it does not matter any more what they have accepted
-        await self.exact(self.seen["exact observations"] + SAME_TOTAL_COUNT)
+        while not await self._is_exact_or_unknown():
+            await self._decide()
         reasons = {f"{one} was disconnected" for one in before} | {"a new baseline begins"}
         assert set(self.abandoned) <= reasons, self.abandoned
         self.abandoned.clear()
