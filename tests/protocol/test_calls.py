@@ -130,7 +130,7 @@ def start(pair: Pair, name: str, amount: int) -> None:
 
 
 def decided(pair: Pair) -> Observation:
-    """Return the observation after somebody has decided that what is unknown does not matter."""
+    """Return the observation after an operator has begun a baseline."""
     pair.collector.rebase(Baseline(0, "checked by hand", "Ann", 5.0))
     observation = pair.observe()
     assert observation.since == Baseline(observation.number, "checked by hand", "Ann", 5.0)
@@ -1119,6 +1119,23 @@ def test_unknown_amounts_begin_a_baseline() -> None:
         check_farewell(Farewell(still_open))
 
 
+def test_what_is_dropped_of_those_that_have_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many without a goodbye, and of amounts that are too high: else an observation would be
+    exact again when the others are back."""
+    monkeypatch.setattr(calls, "RETIRED_COUNT_MAX", 1)
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    pair.observe()
+    disconnected(pair, "C")
+    back(pair, disconnected(pair, "B"))
+    assert (found := pair.observe()).forgotten_count == 1
+    assert not found.is_exact
+    monkeypatch.setattr(calls, "TOTAL_MAX", 7)
+    pair.collector.ended(pair.target.farewell())
+    del pair.instances["B"]
+    assert pair.observe().since.why == "amounts of instances that have ended were dropped"
+
+
 def test_a_decision_outlasts_an_observation_that_is_abandoned() -> None:
     """Although an instance that brings money has joined meanwhile."""
     pair = Pair()
@@ -1233,7 +1250,7 @@ def test_amounts_given_back_for_a_call_that_was_answered_are_named() -> None:
 
 
 def test_statements_that_are_dropped_are_told() -> None:
-    """Their amounts are in the state, and nobody knows of which calls."""
+    """Their amounts are in the state, and it is unknown for which calls."""
     pair = Pair(kept_count_max=2)
     pair.exchange()
     made = [unresolved(pair) for _ in range(2)]

@@ -437,7 +437,7 @@ class JoinersTakePart(Collector):
 
 
 class BaselinesUnsaid(Collector):
-    """Compares totals with those of before somebody has decided that some do not matter."""
+    """Compares totals with those from before an operator has begun a baseline."""
 
     def rebase(self, baseline: Baseline) -> tuple[str, ...]:
         before = self.ledger.next_baseline

@@ -151,8 +151,8 @@ def resealed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
 
 
 def test_an_archive_of_an_older_version_is_continued(tmp_path: Path) -> None:
-    """It is read as it was. The next observation begins a baseline, and is not exact as long as
-    somebody is away, since nobody had said goodbye."""
+    """It is read as it was. The next observation begins a baseline. It is not exact while instances
+    are away, because they could not say goodbye."""
     observations, _ = observed("losses", 3)
     filled(tmp_path, "losses", 3).close()
     number = observations[0].number

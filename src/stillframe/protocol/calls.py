@@ -1328,16 +1328,11 @@ class Collector:
                             f"had ended with {had}",
                         )
                     )
-        ledger.ended[service] = {
-            unit: amount for unit, amount in ended.items() if 0 < abs(amount) <= TOTAL_MAX
-        }
-        too_many = any(abs(amount) > TOTAL_MAX for amount in ended.values()) or bool(
-            _drop_oldest(ledger.ended[service], UNIT_COUNT_MAX)
-        )
-        if not ledger.ended[service]:
-            del ledger.ended[service]
+        ledger.ended.pop(service, None)
+        if left := {unit: amount for unit, amount in ended.items() if amount}:
+            ledger.ended[service] = left
         others = _drop_oldest(ledger.ended, SERVICE_COUNT_MAX)
-        if too_many or others:
+        if _has_dropped(left) or others:
             self._rebase(Baseline(0, "amounts of instances that have ended were dropped"))
 
     def _rebase(self, baseline: Baseline) -> None:
@@ -1402,7 +1397,7 @@ class Collector:
     def _lose(self, instance: str) -> None:
         """Record that it is unknown what an instance has done since it was last heard of."""
         self.ledger.gone[instance] = None
-        _drop_oldest(self.ledger.gone, RETIRED_COUNT_MAX)
+        self.ledger.forgotten_count += len(_drop_oldest(self.ledger.gone, RETIRED_COUNT_MAX))
         self._doubt()
 
     def _doubt(self) -> None:
@@ -1603,9 +1598,6 @@ class _Conclusion:
         self._look_at_orphans(orphans)
         self._find_out()
         unsettled = self._unsettled({one.call for one in late})
-        not_accepted: dict[str, int] = {}
-        for call, record in unsettled[0].items():
-            add_amounts(not_accepted, net_of(record.amounts(), ledger.returned.get(call, {}))[0])
         observation = Observation(
             number=self._pending.number,
             fragments=self._fragments,
@@ -1616,8 +1608,11 @@ class _Conclusion:
             disconnected=tuple(
                 name for name in ledger.newly_disconnected if name not in self._fragments
             ),
-            not_accepted=not_accepted,
-            unknown=_sum_of(unsettled[1].values()),
+            not_accepted=_sum_of(
+                net_of(record.amounts(), ledger.returned.get(call, NOTHING))[0]
+                for call, record in unsettled[0].items()
+            ),
+            unknown=_sum_of(record.amounts() for record in unsettled[1].values()),
             lost=dict(ledger.lost),
             created=dict(ledger.created),
             forgotten_count=ledger.forgotten_count,
@@ -1999,10 +1994,7 @@ class _Conclusion:
         """Drop totals that are too many or too high, and statements that concern nothing."""
         ledger = self._ledger
         for totals in (ledger.lost, ledger.created):
-            too_high = [unit for unit, total in totals.items() if abs(total) > TOTAL_MAX]
-            for unit in too_high:
-                del totals[unit]
-            if _drop_oldest(totals, UNIT_COUNT_MAX) or too_high:
+            if _has_dropped(totals):
                 ledger.next_baseline = Baseline(0, "totals of lost amounts were dropped")
         if _drop_oldest(ledger.double_spent, LEDGER_COUNT_MAX):
             ledger.next_baseline = Baseline(0, "amounts that were spent twice were dropped")
@@ -2076,11 +2068,11 @@ def _is_unknown(record: OpenCall | ServedCall) -> bool:
     return record.details.has_unknown_amounts
 
 
-def _sum_of(records: Iterable[OpenCall]) -> dict[str, int]:
-    """Return the amounts of calls as their callers keep them."""
+def _sum_of(parts: Iterable[Amounts]) -> dict[str, int]:
+    """Return the sum of amounts."""
     found: dict[str, int] = {}
-    for record in records:
-        add_amounts(found, record.amounts())
+    for amounts in parts:
+        add_amounts(found, amounts)
     return found
 
 
@@ -2107,6 +2099,14 @@ def _drop_oldest(items: dict[Any, _Item], count_max: int) -> list[_Item]:
     """Drop the first items of a dictionary that has more than `count_max`; return them."""
     count = max(0, len(items) - count_max)
     return [items.pop(key) for key in list(itertools.islice(items, count))]
+
+
+def _has_dropped(totals: dict[str, int]) -> bool:
+    """Drop the totals that are too high or too many; return whether there were any."""
+    too_high = [unit for unit, total in totals.items() if abs(total) > TOTAL_MAX]
+    for unit in too_high:
+        del totals[unit]
+    return bool(_drop_oldest(totals, UNIT_COUNT_MAX) or too_high)
 
 
 def add_amounts(amounts: dict[str, int], more: Amounts, sign: int = 1) -> None:

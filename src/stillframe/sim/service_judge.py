@@ -288,7 +288,6 @@ class Judge:
         self._known: set[str] = set()
         self._known_at_begin: set[str] = set()
         self._at_rest: Counter[str] = Counter()
-        self._at_rest_at_begin: Counter[str] = Counter()
         self._brought = 0
         self._brought_at_begin = 0
         self._excused_at = 0
@@ -331,7 +330,6 @@ class Judge:
         self._delivered = set()
         self._gone_at_begin = set(self._gone)
         self._known_at_begin = set(self._known)
-        self._at_rest_at_begin = self._at_rest.copy()
         self._brought_at_begin = self._brought
         self._baseline_counts[1] = self._baseline_counts[0]
 

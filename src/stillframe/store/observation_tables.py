@@ -41,14 +41,17 @@ if it has a row."""
 KINDS = NOT_AWAITED, LATE, DUPLICATE, ORPHAN = ("not awaited", "late", "duplicate", "orphan")
 """The kinds of unresolved calls."""
 _TEXT, _COUNT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.float64(), pa.binary()
+_INSTANCE = {
+    "observation": _COUNT,
+    "instance": _TEXT,
+    "service": _TEXT,
+    "sent_count": _COUNT,
+    "call_count": _COUNT,
+    "served_count": _COUNT,
+}
 _SCHEMAS = {
     INSTANCES: {
-        "observation": _COUNT,
-        "instance": _TEXT,
-        "service": _TEXT,
-        "sent_count": _COUNT,
-        "call_count": _COUNT,
-        "served_count": _COUNT,
+        **_INSTANCE,
         "held": _TEXT,
         "conserved": _TEXT,
         "ignored_count": _COUNT,
@@ -93,15 +96,7 @@ _SCHEMAS = {
         "brought": _TEXT,
         "encoded": _BYTES,
     },
-    FAREWELLS: {
-        "observation": _COUNT,
-        "instance": _TEXT,
-        "service": _TEXT,
-        "sent_count": _COUNT,
-        "call_count": _COUNT,
-        "served_count": _COUNT,
-        "encoded": _BYTES,
-    },
+    FAREWELLS: {**_INSTANCE, "encoded": _BYTES},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in _SCHEMAS.items()}
 """The columns of each file."""

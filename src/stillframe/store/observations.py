@@ -422,7 +422,7 @@ class ObservationWriter(ObservationReader):
                 remedy=FILE_ADVICE,
             ) from error
         if storage.stored.format < OBSERVATION_FORMAT and storage.stored.number:
-            # It knew of no goodbyes, so whoever is not connected may have changed anything.
+            # No instance could say goodbye, so each that is away may have changed its state.
             away = self.ledger.disconnected.keys() - self.ledger.retired
             self.ledger.gone |= dict.fromkeys(sorted(away))
             self.ledger.next_baseline = Baseline(0, OLDER)
