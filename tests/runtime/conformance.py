@@ -198,7 +198,8 @@ async def check_markers_among_messages(make_pair: MakePair) -> None:
     limit = 20 * CALL_COUNT
     a, b = Caller(limit=limit, filler_bytes=20), Caller(limit=limit, filler_bytes=20)
     async with make_pair(Topology.mesh({"A": a, "B": b})) as pair:
-        parts = {name: _collect_parts(host) for name, host in pair.hosts.items()}
+        declined: list[control.SnapshotDeclined] = []
+        parts = {name: _collect_parts(host, declined) for name, host in pair.hosts.items()}
         pair.begin("A", "B")
         for number in range(1, 41):
             snapshot = SnapshotId("AB"[number % 2], number)
@@ -207,6 +208,7 @@ async def check_markers_among_messages(make_pair: MakePair) -> None:
                 await pair.cut("AB"[number // 10 % 2])
 
             def has_ended(snapshot: SnapshotId = snapshot) -> bool:
+                assert not declined, declined
                 return all(snapshot in part for part in parts.values())
 
             await pair.until(has_ended)
@@ -219,13 +221,18 @@ async def check_markers_among_messages(make_pair: MakePair) -> None:
             assert sent_count == record.received_count + recorded_count
 
 
-def _collect_parts(host: HandlerHost) -> dict[SnapshotId, Fragment]:
-    """Return where the parts that `host` reports will be found."""
+def _collect_parts(
+    host: HandlerHost, declined: list[control.SnapshotDeclined]
+) -> dict[SnapshotId, Fragment]:
+    """Return where the parts that `host` reports will be found; those that it could not record
+    are in `declined`."""
     parts: dict[SnapshotId, Fragment] = {}
 
     def report(message: control.FromProcess) -> None:
         if isinstance(message, control.FragmentComplete):
             parts[message.fragment.snapshot] = message.fragment
+        elif isinstance(message, control.SnapshotDeclined):
+            declined.append(message)
 
     host.captures.report = report
     return parts

@@ -10,6 +10,7 @@ process keeps running, and tries to reach the coordinator again, or the one that
 
 import asyncio
 import contextlib
+import math
 import time
 import traceback
 from collections import Counter
@@ -502,8 +503,8 @@ def _quantities(host: Host) -> dict[str, int | float] | str:
     does, a request must neither fail a process nor keep it busy."""
     began_s, where = time.perf_counter(), f"process {host.process}"
     if began_s < host.quantities_from_s:
-        wait_s = host.quantities_from_s - began_s
-        return f"{where}: conserved() is slow: it is called again only after {wait_s:.0f} s"
+        wait_s = math.ceil(host.quantities_from_s - began_s)
+        return f"{where}: conserved() is slow: it is called again only after {wait_s} s"
     answer: dict[str, int | float] | str
     try:
         found = conserved(host.subject, where, None)
