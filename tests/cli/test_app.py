@@ -19,7 +19,7 @@ from tests.cli.conftest import Call
 ROOT = Path(__file__).parent.parent.parent
 BANK = "stillframe.examples.bank:bank"
 COMMANDS = "run restore resume join snapshot savepoint delete list show".split()
-COMMANDS += "verify diff detect events observe baseline watch view certs".split()
+COMMANDS += "verify diff detect events observe baseline calls watch view certs".split()
 GROUPS = {
     "pipeline": "snapshot savepoint list show filter detect delete restore fork status".split(),
     "store": "audit stats diff detect compact assemble follow copy".split(),

@@ -1,5 +1,5 @@
-"""Observations of services in ``list``, ``show``, ``verify``, ``detect``, ``diff`` and ``store
-stats``."""
+"""Observations of services in ``list``, ``show``, ``calls``, ``verify``, ``detect``, ``diff`` and
+``store stats``."""
 
 import itertools
 import statistics
@@ -18,7 +18,7 @@ from stillframe.detect.predicate import Verdict
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path
 from stillframe.protocol.activities import service_of
-from stillframe.protocol.calls import Located, Observation
+from stillframe.protocol.calls import CallId, Located, Observation, TimedOutCall
 from stillframe.storage.location import Location
 from stillframe.storage.opened import requests_to
 from stillframe.store.diff import is_same
@@ -26,11 +26,13 @@ from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
     Unresolved,
     amounts_of,
+    fate_of,
     fields_of,
     state_of,
     unresolved_of,
 )
 from stillframe.store.observations import (
+    ACCEPTED,
     QUALITIES,
     ObservationManifest,
     ObservationReader,
@@ -276,6 +278,7 @@ def _call(located: Located) -> Fields:
         "deadline": details.deadline,
         "amounts": located.amounts(),
         "fields": details.fields,
+        "status": located.status,
     }
 
 
@@ -297,6 +300,8 @@ def _put(found: StoredObservation) -> None:
         "since": lambda one: _moment(one["began_at"]),
         "until": lambda one: _moment(one["deadline"]),
     }
+    if any(one["status"] is not None for one in calls):
+        call_columns["status"] = itemgetter("status")
     if any(one["fields"] for one in calls):
         call_columns["body"] = lambda one: _body(one["fields"])
     if calls:
@@ -309,6 +314,8 @@ def _put(found: StoredObservation) -> None:
             "name": attrgetter("name"),
             "outcome": attrgetter("known"),
         }
+        if any(one.status is not None for one in unresolved):
+            columns["status"] = attrgetter("status")
         if any(one.fields for one in unresolved):
             columns["body"] = lambda one: _body(one.fields)
         output.put_table(
@@ -375,6 +382,66 @@ def _place(call: Fields) -> str:
 
 def _moment(at: float | None) -> str | None:
     return quantities.moment(at) if at else None
+
+
+# --- calls
+
+
+_KNOWN_COLUMNS: dict[str, Callable[[Fields], object]] = {
+    "call": itemgetter("call"),
+    "caller": itemgetter("caller"),
+    "callee": lambda one: ", ".join(one["accepted_by"]) or one["target"],
+    "name": itemgetter("name"),
+    "sent": lambda one: _moment(one["began_at"]),
+    "status": itemgetter("status"),
+    "accepted": lambda one: ACCEPTED[one["was_accepted"]],
+    "outcome": itemgetter("known"),
+}
+
+
+def list_calls(store: ObservationReader, since: float, *, is_timed_out: bool) -> None:
+    """Carry out ``calls``; `since` is a time, or 0."""
+    timed_out = store.timed_out()
+    found = [_known(call, one, fate_of(one)) for call, one in timed_out.listed.items()]
+    if not is_timed_out and (numbers := store.numbers()):
+        observation = store.load(numbers[-1]).observation
+        for located in observation.calls:
+            if located.record.is_awaited:
+                one = located.timed_out(observation.number)
+                found.append(_known(located.call, one, one.place.value) | {"is_awaited": True})
+    shown = [one for one in found if since <= (one["began_at"] or since)]
+    shown.sort(key=lambda one: one["began_at"], reverse=True)
+    document = {"store": store.path, "calls": shown, "dropped_count": timed_out.dropped_count}
+    output.answer(document, lambda: _put_calls(shown))
+    counts = Counter(ACCEPTED[one["was_accepted"]] for one in shown)
+    accepted = ", ".join(f"{word} of {counts[word]:,}" for word in ACCEPTED.values())
+    output.report(f"{quantities.count(len(shown), 'call')}; accepted: {accepted}")
+    if timed_out.dropped_count:
+        older = quantities.count(timed_out.dropped_count, "older call")
+        output.report(f"{older} whose callers did not wait: not listed any more")
+
+
+def _known(call: CallId, one: TimedOutCall, known: str) -> Fields:
+    return {
+        "call": str(call),
+        "caller": call.caller,
+        "target": one.target,
+        "accepted_by": list(dict.fromkeys(one.accepted_by)),
+        "name": one.name,
+        "began_at": one.began_at,
+        "status": one.status,
+        "is_awaited": False,
+        "was_accepted": one.was_accepted,
+        "is_settled": one.is_settled,
+        "known": known,
+        "observation": one.observation,
+    }
+
+
+def _put_calls(found: list[Fields]) -> None:
+    if found:
+        texts = len(_KNOWN_COLUMNS)
+        output.put_table("", _KNOWN_COLUMNS, found, texts=texts, limit=CALL_COUNT_MAX)
 
 
 # --- verify

@@ -1,5 +1,6 @@
-"""``stillframe observe``: takes observations of services whose agents connect, and stores them; and
-``stillframe baseline``, by which an operator asks it to begin a new baseline."""
+"""``stillframe observe``: takes observations of services whose agents connect, and stores them;
+``stillframe baseline``, by which an operator asks it to begin a new baseline; and ``stillframe
+calls``, which lists what became of calls."""
 
 import asyncio
 import contextlib
@@ -13,7 +14,7 @@ import msgspec
 import uvloop
 
 from stillframe.cli import observations, output, quantities
-from stillframe.cli.command import Commands, end_with_failure, option
+from stillframe.cli.command import Commands, end_with_failure, flag, option
 from stillframe.cli.options import INTERVAL, StorePath
 from stillframe.cli.supervision import check_shared, stop_signals
 from stillframe.durable_files import shell_command
@@ -465,6 +466,26 @@ def baseline(
             f"requested; no collector runs on {path}: the next one takes it when all instances "
             "have connected again, or could have"
         )
+
+
+@app.add("calls seen --timed-out --since 2h")
+def calls(
+    path: StorePath,
+    *,
+    timed_out: bool = flag("--timed-out", "Only calls whose callers have stopped waiting."),
+    since: str | None = option(
+        "DURATION",
+        "Only calls whose requests were sent since then, by their callers' clocks: 30m, 2h.",
+    ),
+) -> None:
+    """List the calls of observed services that timed out, broke or were cancelled, the newest
+    first: who called whom and when, with which status it was answered, and whether it was
+    accepted. They stay listed when their observations are removed. Without --timed-out, the open
+    calls of the newest observation are listed, too."""
+    after = 0.0
+    if since is not None:
+        after = time.time() - quantities.parse_duration("--since", since)
+    observations.list_calls(ObservationReader(path), after, is_timed_out=timed_out)
 
 
 def _awaited(

@@ -33,6 +33,9 @@ class CallDetails(msgspec.Struct, frozen=True):
         fields: those fields of the body that the service allows to be stored, as JSON.
         has_unknown_amounts: whether a message of the call carries amounts that the host does not
             know, such as one whose body was not read.
+        status: the status of the answer: that of HTTP, or the number of that of gRPC. At the
+            instance that serves the call it is that of its answer; at the caller that of an answer
+            without a header, such as one of a gateway. None if there is no answer.
     """
 
     name: str = ""
@@ -41,6 +44,7 @@ class CallDetails(msgspec.Struct, frozen=True):
     deadline: float | None = None
     fields: dict[str, str] = {}
     has_unknown_amounts: bool = False
+    status: Count | None = None
 
 
 NO_DETAILS = CallDetails()

@@ -130,6 +130,8 @@ LEDGER_COUNT_MAX = 1_000
 """How many calls of each kind the collector keeps that were not found accepted. All of them are
 stored after each observation that changes one. If an older one is accepted after all, it is taken
 for a duplicate."""
+TIMED_OUT_COUNT_MAX = 5_000
+"""How many calls whose callers have stopped waiting the collector lists."""
 
 
 class CallId(msgspec.Struct, frozen=True, order=True):
@@ -311,6 +313,9 @@ class ServedCall(msgspec.Struct, frozen=True):
         found = self.stream.carried_after(0)
         add_amounts(found, self.answer)
         return found
+
+
+_Record = TypeVar("_Record", OpenCall, ServedCall)
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -621,12 +626,17 @@ class Instance:
         return fragment
 
     def stop_waiting(
-        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+        self,
+        number: int,
+        *,
+        was_answered: bool = False,
+        was_sent: bool = True,
+        status: int | None = None,
     ) -> None:
         """Mark a call as unresolved: its deadline has passed, it was cancelled, its connection
-        broke, its answer had no header, or it was not sent. The transport delivers no answer any
-        more."""
-        call = self._calls.pop(number)
+        broke, its answer had no header but perhaps a `status`, or it was not sent. The transport
+        delivers no answer any more."""
+        call = _with_status(self._calls.pop(number), status)
         stream = self._closed_stream(CallId(self.name, number))
         self._unresolved[number] = msgspec.structs.replace(
             call, is_awaited=False, was_answered=was_answered, was_sent=was_sent, stream=stream
@@ -697,7 +707,12 @@ class Instance:
         return self._ticket_count, fragment
 
     def answer(
-        self, ticket: int, *, carries: Amounts = NOTHING, has_unknown_amounts: bool = False
+        self,
+        ticket: int,
+        *,
+        carries: Amounts = NOTHING,
+        has_unknown_amounts: bool = False,
+        status: int | None = None,
     ) -> AnswerHeader:
         """Return the header of an answer.
 
@@ -705,8 +720,9 @@ class Instance:
             ticket: what `accept` returned.
             carries: the amounts that the state has lost to the answer.
             has_unknown_amounts: whether it carries others, which the host does not know.
+            status: its status, if it has one.
         """
-        served = self._serving.pop(ticket)
+        served = _with_status(self._serving.pop(ticket), status)
         if has_unknown_amounts:
             details = msgspec.structs.replace(served.details, has_unknown_amounts=True)
             served = msgspec.structs.replace(served, details=details)
@@ -961,6 +977,22 @@ class Located(msgspec.Struct, frozen=True):
         """Return the amounts that were given back although a state contains them."""
         return net_of(self.carried(), self.returned)[1]
 
+    @property
+    def status(self) -> int | None:
+        """The status of its answer: that of the first instance that has answered it with one, else
+        that of the answer without a header that its caller has received."""
+        records = [*(served for _, served in self.served), self.record]
+        return next((one.details.status for one in records if one.details.status is not None), None)
+
+    def timed_out(self, observation: int = 0) -> "TimedOutCall":
+        """Return what an observation knows of it, for a list of such calls."""
+        record = self.record
+        return TimedOutCall(
+            *(observation, record.target, record.details.name, record.details.began_at),
+            *(self.place, tuple(name for name, _ in self.served), self.status),
+            *(record.was_answered, record.was_sent, any(self.returned.values())),
+        )
+
     def carried(self) -> dict[str, int]:
         """Return the amounts of its messages that were not accepted."""
         found: dict[str, int] = {}
@@ -973,6 +1005,43 @@ class Located(msgspec.Struct, frozen=True):
         for _, served in self.served:
             add_amounts(found, served.answer)
         return found
+
+
+class TimedOutCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call whose caller has stopped waiting, and what is known of it.
+
+    Attributes:
+        observation: the observation that has found where it is.
+        target: the address to which its request was sent.
+        name: what was called.
+        began_at: when the request was sent, in seconds since 1970, by its caller's clock.
+        place: where it was found.
+        accepted_by: the instances that have accepted it.
+        status: the status of its answer, if it has one.
+        was_answered: whether its caller had an answer without a header.
+        was_sent: False if no instance can have accepted it.
+        was_returned: whether amounts were given back for it.
+        is_settled: whether an application has said what became of it.
+    """
+
+    observation: Count
+    target: str
+    name: str
+    began_at: float
+    place: CallPlace
+    accepted_by: tuple[Name, ...] = ()
+    status: Count | None = None
+    was_answered: bool = False
+    was_sent: bool = True
+    was_returned: bool = False
+    is_settled: bool = False
+
+    @property
+    def was_accepted(self) -> bool | None:
+        """Whether an instance has accepted it; None if that is unknown."""
+        if self.place in (CallPlace.SERVED, CallPlace.ANSWERED):
+            return True
+        return False if self.place is CallPlace.REQUESTED else None
 
 
 ANY = ""
@@ -1050,6 +1119,9 @@ class CallLedger(msgspec.Struct):
         effects: unresolved calls that were found accepted, and the amounts of each that were never
             accepted and not given back: a part of `lost`.
         double_spent: the amounts of such calls that were given back although a state contains them.
+        timed_out: the newest calls whose callers have stopped waiting: a list for people, which no
+            rule reads. It has those that are settled as well.
+        timed_out_count: how many there were, with those that the list has no more.
     """
 
     not_accepted: dict[CallId, OpenCall] = {}
@@ -1082,6 +1154,49 @@ class CallLedger(msgspec.Struct):
     returned: dict[CallId, dict[str, int]] = {}
     effects: dict[CallId, dict[str, int]] = {}
     double_spent: dict[CallId, dict[str, int]] = {}
+    timed_out: dict[CallId, TimedOutCall] = {}
+    timed_out_count: Count = 0
+
+    def list_timed_out(self, call: CallId, found: TimedOutCall) -> None:
+        """List a call whose caller has stopped waiting, or what is known of it now."""
+        before = self.timed_out.get(call)
+        if before is None:
+            self.timed_out_count += 1
+        else:
+            origin = found if found.target else before  # its caller may have dropped it
+            found = msgspec.structs.replace(
+                found,
+                target=origin.target,
+                name=origin.name,
+                began_at=origin.began_at,
+                was_returned=found.was_returned or before.was_returned,
+                is_settled=before.is_settled,
+            )
+            if found == msgspec.structs.replace(before, observation=found.observation):
+                return
+        self.timed_out[call] = found
+
+    def bound_timed_out(self) -> None:
+        """Drop the oldest calls of the list if there are too many, those first that applications
+        have settled."""
+        if (count := len(self.timed_out) - TIMED_OUT_COUNT_MAX) > 0:
+            in_order = sorted(self.timed_out, key=lambda one: not self.timed_out[one].is_settled)
+            for call in in_order[:count]:
+                del self.timed_out[call]
+
+    def doubt(self, call: CallId) -> None:
+        """Take a call that was not accepted for one of unknown fate."""
+        self.unknown[call] = self.not_accepted.pop(call)
+        self._relocate(call, CallPlace.UNKNOWN)
+
+    def believe(self, call: CallId) -> None:
+        """Take a call of unknown fate for one that was not accepted."""
+        self.not_accepted[call] = self.unknown.pop(call)
+        self._relocate(call, CallPlace.REQUESTED)
+
+    def _relocate(self, call: CallId, place: CallPlace) -> None:
+        if (listed := self.timed_out.get(call)) is not None:
+            self.timed_out[call] = msgspec.structs.replace(listed, place=place)
 
     def forget_end(self, end: InstanceFragment) -> None:
         """Retire an instance that has said goodbye."""
@@ -1406,7 +1521,7 @@ class Collector:
         ledger = self.ledger
         for call in tuple(ledger.not_accepted):
             if not ledger.returned.get(call):
-                ledger.unknown[call] = ledger.not_accepted.pop(call)
+                ledger.doubt(call)
         ledger.drop_unknown()
 
     @property
@@ -1543,6 +1658,7 @@ class _Conclusion:
         self._gone = tuple(name for name in gone if name not in self._fragments)
         self._partial: dict[tuple[str, str], dict[str, None]] = {}
         self._closed: list[tuple[str, str, int]] = []
+        self._stated: dict[CallId, bool] = {}
         self._confirm()
         self._settled: dict[tuple[str, str], set[int]] = {}
         for name, caller, number in ledger.settled:
@@ -1574,12 +1690,13 @@ class _Conclusion:
             if one.number <= booked:
                 continue
             booked, call = one.number, one.call
+            self._stated[call] = self._stated.get(call, False) or any(one.returned.values())
             if call in ledger.effects:
                 ledger.give_back(call, one.returned)
             elif call in unresolved or call in ledger.not_accepted or call in ledger.unknown:
                 add_amounts(ledger.returned.setdefault(call, {}), one.returned)
                 if one.returned and call in ledger.unknown:
-                    ledger.not_accepted[call] = ledger.unknown.pop(call)
+                    ledger.believe(call)
             elif one.returned:
                 self._report(
                     "{} has given amounts back for call {}, which is not one of those whose fate "
@@ -1939,7 +2056,7 @@ class _Conclusion:
         ledger = self._ledger
         for call, record in tuple(ledger.unknown.items()):
             if not self._may_be_accepted(call, record):
-                ledger.not_accepted[call] = ledger.unknown.pop(call)
+                ledger.believe(call)
 
     def _unsettled(
         self, late: Collection[CallId]
@@ -1974,6 +2091,7 @@ class _Conclusion:
     def _settle(self, observation: Observation) -> None:
         """Move what is final into the ledger."""
         ledger = self._ledger
+        self._list_timed_out((*observation.calls, *observation.late))
         for located in observation.calls:
             if not located.record.is_awaited:
                 self._settle_call(located)
@@ -1989,6 +2107,20 @@ class _Conclusion:
                 self._settle_answers(served.amounts(), (name, served))
         self._forget_ends()
         self._bound()
+
+    def _list_timed_out(self, calls: Iterable[Located]) -> None:
+        """List the calls whose callers have stopped waiting, and what applications say of them."""
+        listed = self._ledger.timed_out
+        for located in calls:
+            if not located.record.is_awaited:
+                found = located.timed_out(self._pending.number)
+                self._ledger.list_timed_out(located.call, found)
+        for call in self._stated.keys() & listed.keys():
+            was_returned = listed[call].was_returned or self._stated[call]
+            listed[call] = msgspec.structs.replace(
+                listed[call], is_settled=True, was_returned=was_returned
+            )
+        self._ledger.bound_timed_out()
 
     def _bound(self) -> None:
         """Drop totals that are too many or too high, and statements that concern nothing."""
@@ -2061,6 +2193,14 @@ class _Conclusion:
         add_amounts(self._ledger.lost, amounts)
         for name, served in answers:
             self._ledger.settled.add((name, served.call.caller, served.number))
+
+
+def _with_status(record: _Record, status: int | None) -> _Record:
+    """Return a record of a call with the status of its answer."""
+    if status is None:
+        return record
+    details = msgspec.structs.replace(record.details, status=status)
+    return msgspec.structs.replace(record, details=details)
 
 
 def _is_unknown(record: OpenCall | ServedCall) -> bool:

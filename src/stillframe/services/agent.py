@@ -58,6 +58,8 @@ NAME_LENGTH_MAX = 200
 """How many characters of a path are stored."""
 _OF_CLIENTS = ("anyio", "asgiref", "asyncio", "httpx", "starlette", __name__.partition(".")[0])
 """The packages of functions that make a call and return its answer."""
+STATUS_MAX = 999
+"""The highest status of an answer that is recorded."""
 GRPC = "GRPC"
 """The method of every message of gRPC."""
 IDLE_POLL_S = 0.01
@@ -834,11 +836,16 @@ class OutgoingCall(CallEnd):
         self._agent.report(self._rules.accept_answer(self._number, header))
         self._agent.mark_if_kept(self._path)
 
-    def stop_waiting(self, *, was_answered: bool = False, was_sent: bool = True) -> None:
+    def stop_waiting(
+        self, *, was_answered: bool = False, was_sent: bool = True, status: int | None = None
+    ) -> None:
         """Mark the call as unresolved; `was_answered` by something without a header, or not sent
-        for certain."""
+        for certain. An answer without a header has a `status`, also that of a gateway that had no
+        answer."""
         self._over()
-        self._rules.stop_waiting(self._number, was_answered=was_answered, was_sent=was_sent)
+        self._rules.stop_waiting(
+            self._number, was_answered=was_answered, was_sent=was_sent, status=_status_in(status)
+        )
 
     def close(self) -> None:
         """Close a call to a target that takes no part, or whose request was not sent."""
@@ -855,23 +862,35 @@ class IncomingCall(CallEnd):
         super().__init__(agent, ticket, f"{call}<", f"{call}>")
         self._ticket = ticket
 
-    def answer(self, message: Message | None, *, is_whole: bool = True) -> str:
+    def answer(
+        self, message: Message | None, *, is_whole: bool = True, status: int | None = None
+    ) -> str:
         """Return the header of the answer.
 
         Args:
             message: the answer; None if it is not sent, or has no message.
             is_whole: whether the answer has no other body, which follows.
+            status: the status of an answer that has no message.
         """
         agent = self._agent
         carries = agent.amounts(message) if message is not None else NOTHING
         if not is_whole:
             carries = agent.unread_amounts()
         answer = self._rules.answer(
-            self._ticket, carries=carries or NOTHING, has_unknown_amounts=carries is None
+            self._ticket,
+            carries=carries or NOTHING,
+            has_unknown_amounts=carries is None,
+            status=_status_in(status if message is None else message.status),
         )
         header = agent.headers.encode(answer)
         self._over()
         return header
+
+
+def _status_in(status: object) -> int | None:
+    """Return the status of an answer, which an application can set to anything."""
+    is_status = isinstance(status, int) and 0 <= status <= STATUS_MAX
+    return int(status) if is_status else None
 
 
 def _is_of_client(task: asyncio.Task[Any]) -> bool:

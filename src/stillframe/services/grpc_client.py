@@ -425,7 +425,8 @@ class _ObservedCall:
         if header is None:
             was_sent = self._attempt.may_be_sent()
             was_answered = was_sent and code not in _OF_CLIENTS
-            self._call.stop_waiting(was_answered=was_answered, was_sent=was_sent)
+            status = code.value[0] if was_answered else None
+            self._call.stop_waiting(was_answered=was_answered, was_sent=was_sent, status=status)
         else:
             self._call.accept_answer(header)
 

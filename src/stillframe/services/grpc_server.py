@@ -291,7 +291,7 @@ class _ServedCall:
             self.messages.keep(response, body)
             message = self._answer(body)
         incoming, self._incoming = self._incoming, None
-        header = incoming.answer(message)
+        header = incoming.answer(message, status=0)
         context.set_trailing_metadata((*context.trailing_metadata(), (NAME, header)))
 
     def _fail(self, context: "_AnyContext", error: BaseException) -> None:

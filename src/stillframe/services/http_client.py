@@ -130,7 +130,8 @@ class ObservedTransport(httpx.AsyncBaseTransport):
     def _end(self, call: OutgoingCall, response: httpx.Response) -> None:
         answer = self._header(response)
         if answer is None:
-            call.stop_waiting(was_answered=response.status_code not in _OF_GATEWAYS)
+            status = response.status_code
+            call.stop_waiting(was_answered=status not in _OF_GATEWAYS, status=status)
         else:
             call.accept_answer(answer)
 

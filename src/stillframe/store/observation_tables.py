@@ -23,9 +23,10 @@ from stillframe.protocol.calls import (
     Located,
     Observation,
     ServedCall,
+    TimedOutCall,
     add_amounts,
 )
-from stillframe.store.parquet import check_columns, read_parquet
+from stillframe.store.parquet import check_columns, has_column, read_parquet
 from stillframe.store.tables import CONVERSION_ERRORS, to_array
 from stillframe.topology import Column
 
@@ -40,6 +41,8 @@ if it has a row."""
 
 KINDS = NOT_AWAITED, LATE, DUPLICATE, ORPHAN = ("not awaited", "late", "duplicate", "orphan")
 """The kinds of unresolved calls."""
+STATUS = "status"
+"""The column that older builds did not write."""
 _TEXT, _COUNT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.float64(), pa.binary()
 _INSTANCE = {
     "observation": _COUNT,
@@ -81,6 +84,7 @@ _SCHEMAS = {
         "served_by": _TEXT,
         "amounts": _TEXT,
         "fields": _TEXT,
+        STATUS: _COUNT,
         "encoded": _BYTES,
     },
     UNRESOLVED: {
@@ -94,6 +98,7 @@ _SCHEMAS = {
         "known": _TEXT,
         "amounts": _TEXT,
         "brought": _TEXT,
+        STATUS: _COUNT,
         "encoded": _BYTES,
     },
     FAREWELLS: {**_INSTANCE, "encoded": _BYTES},
@@ -103,8 +108,8 @@ SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in _SCHEMAS.
 _NULLABLE = {
     INSTANCES: (),
     STATES: ("value", "number"),
-    CALLS: ("deadline", "serving", "served_by"),
-    UNRESOLVED: ("instance", "target", "encoded"),
+    CALLS: ("deadline", "serving", "served_by", STATUS),
+    UNRESOLVED: ("instance", "target", STATUS, "encoded"),
     FAREWELLS: (),
 }
 _VALUE = Column("value", "json")
@@ -137,6 +142,7 @@ class Unresolved(msgspec.Struct, frozen=True):
         known: what is known about it, as a sentence.
         amounts: the amounts of its messages that no state contains.
         fields: those fields of the request's body that may be stored, as JSON.
+        status: the status of its answer, if it has one.
     """
 
     kind: str
@@ -148,6 +154,7 @@ class Unresolved(msgspec.Struct, frozen=True):
     known: str
     amounts: dict[str, int]
     fields: dict[str, str]
+    status: int | None
 
 
 def state_of(fragment: InstanceFragment) -> InstanceState:
@@ -192,6 +199,7 @@ def _of_located(kind: str, located: Located) -> Unresolved:
         known_of(kind, located),
         located.amounts(),
         record.details.fields,
+        located.status,
     )
 
 
@@ -204,7 +212,7 @@ def _of_accepted(kind: str, accepted: Accepted) -> Unresolved:
     details = served.details
     return Unresolved(
         *(kind, str(served.call), name, None, details.name),
-        *(place, known, served.amounts(), details.fields),
+        *(place, known, served.amounts(), details.fields, details.status),
     )
 
 
@@ -214,9 +222,17 @@ def _progress(served: ServedCall) -> str:
 
 def known_of(kind: str, located: Located) -> str:
     """Return what is known about a call whose caller has stopped waiting."""
-    count = len(located.served)
+    known = fate_of(located.timed_out())
+    if kind == LATE:
+        known = f"{known}; an earlier observation had found it not accepted"
+    return known
+
+
+def fate_of(call: TimedOutCall) -> str:
+    """Return what is known of such a call, as a sentence without its subject."""
+    count = len(call.accepted_by)
     times = f" {count} times," if count > 1 else ""
-    accepted = f"was accepted{times} by {served_by(located)}"
+    accepted = f"was accepted{times} by {', '.join(dict.fromkeys(call.accepted_by))}"
     known = {
         CallPlace.REQUESTED: "was accepted by no instance; its request is in transit or lost",
         CallPlace.SERVED: f"{accepted}, which still serves it",
@@ -224,16 +240,12 @@ def known_of(kind: str, located: Located) -> str:
         CallPlace.UNKNOWN: "may have been accepted by an instance that died or dropped its record",
         CallPlace.OUTSIDE: "was accepted by no instance that is observed; its target has never "
         "answered with a header",
-    }[located.place]
-    if located.place is CallPlace.OUTSIDE and located.record.was_answered:
+    }[call.place]
+    if call.place is CallPlace.OUTSIDE and call.was_answered:
         known = "was answered without a header; its effect is unknown"
-    if not (located.served or located.record.was_sent):
+    if not (call.accepted_by or call.was_sent):
         known = "was accepted by no instance; it was not sent, for lack of a connection"
-    if any(located.returned.values()):
-        known = f"{known}; its amounts were given back"
-    if kind == LATE:
-        known = f"{known}; an earlier observation had found it not accepted"
-    return known
+    return f"{known}; its amounts were given back" if call.was_returned else known
 
 
 def served_by(located: Located) -> str | None:
@@ -422,6 +434,7 @@ def _call_row(located: Located) -> Row:
         "served_by": served_by(located),
         "amounts": _json(located.amounts()),
         "fields": _json(details.fields),
+        "status": located.status,
         "encoded": _encode(located),
     }
 
@@ -441,7 +454,12 @@ def read_table(name: str, content: bytes, columns: Collection[str] = ()) -> pa.T
     schema = SCHEMAS[name]
     if columns:
         schema = pa.schema([field for field in schema if field.name in columns])
-    table = read_parquet(content, schema.names)
+    has_status = STATUS not in schema.names or has_column(content, STATUS)
+    names = [one for one in schema.names if one != STATUS or has_status]
+    table = read_parquet(content, names)
+    if not has_status:  # it is of an older build
+        nulls = pa.nulls(table.num_rows, _COUNT)
+        table = table.append_column(STATUS, nulls).select(schema.names)
     filled = {column for column in schema.names if column not in _NULLABLE[name]}
     check_columns(table, schema, filled=filled)
     return table

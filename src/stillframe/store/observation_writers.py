@@ -22,13 +22,15 @@ from typing import Literal, Protocol
 import msgspec
 
 from stillframe.durable_files import partial_path, replace_durably, sync
-from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
+from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError, text_of
+from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.calls import CallLedger
 from stillframe.storage.files import names
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject, check_conditional_writes
+from stillframe.storage.reading import FILE_ADVICE
 from stillframe.store import layout
 from stillframe.store.layout import (
     LEASE,
@@ -115,6 +117,28 @@ def is_number(name: str) -> bool:
     """Return whether a text is the number of an observation, as its directory is called."""
     is_digits = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX
     return is_digits and name == str(int(name)) and name != "0"
+
+
+def stored_ledger(path: Location) -> StoredLedger:
+    """Read ``ledger.json``; errors are as for ``read_sealed``."""
+    kind = BucketLedger if isinstance(path, ObjectPath) else StoredLedger
+    return read_sealed(path / LEDGER, kind)
+
+
+def decoded_ledger(path: Location, stored: StoredLedger) -> CallLedger:
+    """Return the collector's ledger in that of a store.
+
+    Raises:
+        Damaged: it is no ledger.
+    """
+    try:
+        return msgspec.msgpack.decode(stored.ledger, type=CallLedger)
+    except DECODING_ERRORS as error:
+        raise Damaged(
+            f"{path / LEDGER} has invalid content: {text_of(error)}",
+            path=path / LEDGER,
+            remedy=FILE_ADVICE,
+        ) from error
 
 
 def stored_numbers(path: Location) -> list[int]:

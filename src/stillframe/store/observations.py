@@ -21,6 +21,7 @@ An observation is not a snapshot: no system can be restored from it. ``docs/obse
 has its invariants, and what checks each of them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
@@ -41,13 +42,14 @@ from stillframe.protocol.calls import (
     Observation,
     ReceivedAnswers,
     ServedCall,
+    TimedOutCall,
     check_cut,
 )
 from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.reading import FILE_ADVICE, read_hashed
 from stillframe.store import observation_tables
-from stillframe.store.layout import LEDGER, OBSERVATIONS
+from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.manifest import MANIFEST, FileRecord
 from stillframe.store.observation_tables import (
     CALLS,
@@ -63,8 +65,10 @@ from stillframe.store.observation_writers import (
     ObservationBucket,
     ObservationDirectory,
     ObservationStorage,
+    decoded_ledger,
     is_number,
     read_head,
+    stored_ledger,
     stored_numbers,
 )
 from stillframe.store.parquet import as_written, different_column, read_parquet, to_parquet
@@ -73,6 +77,8 @@ from stillframe.store.sealed_json import OBSERVATION_FORMAT, read_sealed
 EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
 """How much an observation shows: all amounts; not everything, for the reasons that it has; or all
 that is there, and something is unknown."""
+ACCEPTED: Mapping[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
+"""Whether a call was accepted, in a word."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
 OLDER = "a version of Stillframe that took what restarts for exact had stored what came before"
@@ -187,6 +193,28 @@ class StoredObservation(msgspec.Struct, frozen=True):
     observation: Observation
 
 
+class TimedOutCalls(msgspec.Struct, frozen=True):
+    """The calls whose callers have stopped waiting, also those that no observation shows any more.
+
+    Attributes:
+        listed: the newest of them, by their names: the oldest first.
+        count: how many there were since the store was made.
+    """
+
+    listed: dict[CallId, TimedOutCall]
+    count: int
+
+    @property
+    def dropped_count(self) -> int:
+        """How many are not listed any more."""
+        return self.count - len(self.listed)
+
+    def accepted_counts(self) -> dict[str, int]:
+        """Return how many were accepted, were not, and may have been."""
+        counts = Counter(ACCEPTED[one.was_accepted] for one in self.listed.values())
+        return dict.fromkeys(ACCEPTED.values(), 0) | counts
+
+
 class ObservationReader:
     """The observations in a directory or object store, to read, also while a collector stores new
     ones.
@@ -290,6 +318,11 @@ class ObservationReader:
             return self.load(number)
         except UsageError:
             return None
+
+    def timed_out(self) -> TimedOutCalls:
+        """Return the calls whose callers have stopped waiting, as the ledger lists them."""
+        ledger = decoded_ledger(self.path, stored_ledger(self.path))
+        return TimedOutCalls(ledger.timed_out, ledger.timed_out_count)
 
     def verify(self, number: int) -> StoredObservation:
         """Check every byte of an observation, and compare redundant data; return it.
@@ -413,14 +446,7 @@ class ObservationWriter(ObservationReader):
     def __init__(self, path: Location, storage: ObservationStorage) -> None:
         super().__init__(path)
         self._storage = storage
-        try:
-            self.ledger = msgspec.msgpack.decode(storage.stored.ledger, type=CallLedger)
-        except DECODING_ERRORS as error:
-            raise Damaged(
-                f"{path / LEDGER} has invalid content: {text_of(error)}",
-                path=path / LEDGER,
-                remedy=FILE_ADVICE,
-            ) from error
+        self.ledger = decoded_ledger(path, storage.stored)
         if storage.stored.format < OBSERVATION_FORMAT and storage.stored.number:
             # No instance could say goodbye, so each that is away may have changed its state.
             away = self.ledger.disconnected.keys() - self.ledger.retired

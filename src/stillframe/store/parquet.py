@@ -103,6 +103,11 @@ def read_parquet(
     return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
 
 
+def has_column(content: bytes, name: str) -> bool:
+    """Return whether a Parquet file has a column; ``as_written`` turns its errors into one."""
+    return name in pq.ParquetFile(pa.BufferReader(content)).schema_arrow.names
+
+
 def row_groups(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> Iterator[pa.Table]:
