@@ -4,7 +4,7 @@ import msgspec
 
 from stillframe.protocol.activities import Lock
 from stillframe.protocol.calls import CallId, Observation
-from stillframe.store.observations import ObservationManifest, StoredObservation
+from stillframe.store.observations import ObservationManifest, StoredObservation, TimedOutCalls
 from stillframe.watch.observation_document import (
     DISC_COUNT_MAX,
     EDGE_COUNT_MAX,
@@ -18,6 +18,7 @@ from stillframe.watch.observation_document import (
 )
 from tests.watch.observed import AT, SECRET, TOOK_S, Call, crowd, observed, ring
 
+NO_CALLS = TimedOutCalls({}, 0)
 A, B, C = "bank-0000000a", "bank-0000000b", "vault-0000000c"
 
 
@@ -39,10 +40,10 @@ def stored(observation: Observation) -> StoredObservation:
     return StoredObservation(manifest, observation)
 
 
-def summary_of(observation: Observation) -> Summary:
+def summary_of(observation: Observation, timed_out: TimedOutCalls = NO_CALLS) -> Summary:
     """Return the summary of an observation, after a check that it holds no field of a body and no
     state."""
-    summary = summarize(stored(observation))
+    summary = summarize(stored(observation), timed_out)
     assert SECRET not in msgspec.json.encode(summary.document).decode()
     return summary
 

@@ -171,6 +171,7 @@ def _call(located: Located, ring: frozenset[str], at: float, budget: Budget) -> 
         "target": record.target,
         "served_by": served_by(located),
         "serving": None if record.serving is None else str(record.serving),
+        "status": _status(located.status),
         "words": call_words(located),
     }
     return {
@@ -185,12 +186,17 @@ def _call(located: Located, ring: frozenset[str], at: float, budget: Budget) -> 
     }
 
 
+def _status(status: int | None) -> str | None:
+    return None if status is None else str(status)
+
+
 def _unresolved(one: Unresolved, budget: Budget) -> dict[str, Any]:
     texts = {
         "call": one.call,
         "name": one.name,
         "kind": one.kind,
         "target": one.target,
+        "status": _status(one.status),
         "known": one.known,
     }
     return {**_texts(texts, budget), "amounts": _texts(one.amounts, budget)}

@@ -981,8 +981,8 @@ class Located(msgspec.Struct, frozen=True):
     def status(self) -> int | None:
         """The status of its answer: that of the first instance that has answered it with one, else
         that of the answer without a header that its caller has received."""
-        records = [*(served for _, served in self.served), self.record]
-        return next((one.details.status for one in records if one.details.status is not None), None)
+        kept = [*(served.details for _, served in self.served), self.record.details]
+        return next((one.status for one in kept if one.status is not None), None)
 
     def timed_out(self, observation: int = 0) -> "TimedOutCall":
         """Return what an observation knows of it, for a list of such calls."""

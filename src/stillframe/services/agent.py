@@ -889,8 +889,9 @@ class IncomingCall(CallEnd):
 
 def _status_in(status: object) -> int | None:
     """Return the status of an answer, which an application can set to anything."""
-    is_status = isinstance(status, int) and 0 <= status <= STATUS_MAX
-    return int(status) if is_status else None
+    if isinstance(status, int) and 0 <= status <= STATUS_MAX:
+        return int(status)
+    return None
 
 
 def _is_of_client(task: asyncio.Task[Any]) -> bool:

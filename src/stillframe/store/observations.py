@@ -21,6 +21,7 @@ An observation is not a snapshot: no system can be restored from it. ``docs/obse
 has its invariants, and what checks each of them.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
@@ -321,8 +322,21 @@ class ObservationReader:
 
     def timed_out(self) -> TimedOutCalls:
         """Return the calls whose callers have stopped waiting, as the ledger lists them."""
-        ledger = decoded_ledger(self.path, stored_ledger(self.path))
+        stored = stored_ledger(self.path)
+        ledger = decoded_ledger(self.path, stored)
+        self._list_newest(ledger, stored.number)
         return TimedOutCalls(ledger.timed_out, ledger.timed_out_count)
+
+    def _list_newest(self, ledger: CallLedger, number: int) -> None:
+        """List the calls of the newest observation whose callers have stopped waiting, if it is
+        newer than the ledger, which is of the observation `number`: a collector may have died in
+        between. If the ledger was not stored because it did not change, they are listed."""
+        newest = max(self.numbers(), default=0)
+        found = self.load_if_present(newest) if newest > number else None
+        if found is not None:
+            for located in (*found.observation.calls, *found.observation.late):
+                if not located.record.is_awaited:
+                    ledger.list_timed_out(located.call, located.timed_out(newest))
 
     def verify(self, number: int) -> StoredObservation:
         """Check every byte of an observation, and compare redundant data; return it.
@@ -455,6 +469,8 @@ class ObservationWriter(ObservationReader):
         # A collector can die when it has stored an observation, and the ledger not yet. No
         # instance has settled anything then.
         self.number = max(storage.stored.number, *self.numbers(), 0)
+        with contextlib.suppress(StoreError):  # a damaged observation stops no collector
+            self._list_newest(self.ledger, storage.stored.number)
 
     @classmethod
     def open(cls, path: Location, *, keep_count: int = KEEP_COUNT) -> Self:

@@ -193,6 +193,15 @@ OBSERVATIONS = {
     "unresolved_calls": _gauge(
         "calls", "Calls in the newest observation whose callers do not wait for them.", "kind"
     ),
+    "timed_out_calls_total": _counter(
+        "calls", "Calls whose callers have stopped waiting, since the store was made."
+    ),
+    "timed_out_calls": _gauge(
+        "calls",
+        "Those of them that `stillframe calls` lists: `yes`, `no` or `unknown`. One that was not "
+        "accepted may be later.",
+        "accepted",
+    ),
     "observed_amount": _gauge(
         "as declared",
         "In the newest observation. The total is the sum over the places without `unknown`, and "

@@ -16,15 +16,21 @@ from stillframe.detect.call_waits import CallDeadlock, deadlocked_instances, fin
 from stillframe.diagram.text_metrics import count, moment, shorten_name
 from stillframe.pages.values import printable
 from stillframe.protocol.activities import service_of
-from stillframe.protocol.calls import Located, Observation
+from stillframe.protocol.calls import CallId, Located, Observation, TimedOutCall
 from stillframe.store.observation_tables import (
     Unresolved,
     amounts_of,
+    fate_of,
     served_by,
     state_of,
     unresolved_of,
 )
-from stillframe.store.observations import ObservationManifest, StoredObservation
+from stillframe.store.observations import (
+    ACCEPTED,
+    ObservationManifest,
+    StoredObservation,
+    TimedOutCalls,
+)
 from stillframe.watch.metrics import QUANTITY_COUNT_MAX
 from stillframe.watch.system_document import exact_amounts
 
@@ -65,6 +71,7 @@ class Summary(msgspec.Struct, frozen=True):
         kinds: how many unresolved calls there are of each kind.
         services: how many instances each service has.
         oldest_s: how old the oldest open call is, by its caller's clock; 0 if there is none.
+        timed_out: the calls that have timed out so far.
         document: the document of the page.
     """
 
@@ -75,11 +82,12 @@ class Summary(msgspec.Struct, frozen=True):
     kinds: Counter[str]
     services: Counter[str]
     oldest_s: float
+    timed_out: TimedOutCalls
     document: Row
 
 
-def summarize(found: StoredObservation) -> Summary:
-    """Return the summary of an observation."""
+def summarize(found: StoredObservation, timed_out: TimedOutCalls) -> Summary:
+    """Return the summary of an observation, with the calls that have timed out so far."""
     manifest, observation = found.manifest, found.observation
     calls = awaited_calls(observation)
     unresolved = unresolved_of(observation)
@@ -108,6 +116,7 @@ def summarize(found: StoredObservation) -> Summary:
         "instances": _limited(_instances(observation, calls), dict),
         "calls": _limited(calls, _call),
         "unresolved": _limited(unresolved, _unresolved),
+        "timed_out": _timed_out(timed_out),
         "amounts": _limited(amounts, _amounts, QUANTITY_COUNT_MAX),
     }
     return Summary(
@@ -118,6 +127,7 @@ def summarize(found: StoredObservation) -> Summary:
         Counter(one.kind for one in unresolved),
         services,
         max(0.0, *ages, 0.0),
+        timed_out,
         document,
     )
 
@@ -352,7 +362,27 @@ def _unresolved(one: Unresolved) -> Row:
         "kind": one.kind,
         "call": text(one.call),
         "name": text(one.name),
+        "status": one.status,
         "known": text(one.known),
+    }
+
+
+def _timed_out(calls: TimedOutCalls) -> Row:
+    """Return the newest of them first."""
+    newest = sorted(calls.listed.items(), key=lambda item: item[1].began_at, reverse=True)
+    found = dict(_limited(newest, lambda item: _timed_out_call(*item)))
+    return found | {"left_out_count": found["left_out_count"] + calls.dropped_count}
+
+
+def _timed_out_call(call: CallId, one: TimedOutCall) -> Row:
+    return {
+        "call": text(str(call)),
+        "callee": text(", ".join(dict.fromkeys(one.accepted_by)) or one.target),
+        "name": text(one.name),
+        "since": one.began_at or None,
+        "status": one.status,
+        "accepted": ACCEPTED[one.was_accepted],
+        "known": text(fate_of(one)),
     }
 
 

@@ -82,7 +82,8 @@ class ObservationTarget(Target):
         return {"kind": "observations", "store": str(self.store.path)}
 
     def _snapshot_document(self, name: str) -> dict[str, Any]:
-        return summarize(self.store.load(self.store.find(name))).document
+        found = self.store.load(self.store.find(name))
+        return summarize(found, self.store.timed_out()).document
 
     def _comparison_document(self, first: str, second: str) -> dict[str, Any]:
         raise UsageError("compare observations with 'stillframe diff'")
@@ -161,7 +162,7 @@ class ObservationTarget(Target):
         found = self.store.load_if_present(newest[0].number)
         if found is None:  # it was removed meanwhile
             return []
-        self.summary = summarize(found)
+        self.summary = summarize(found, self.store.timed_out())
         return document.deadlock_events(before, self.summary)
 
     def _trace(self, traces: "ObservationTraces", one: ObservationId) -> None:
@@ -194,6 +195,8 @@ def _collect_summary(metrics: MetricSet, summary: Summary) -> None:
     metrics.put_all("open_calls", dict.fromkeys(PLACES, 0) | summary.places)
     metrics.put("oldest_open_call_seconds", summary.oldest_s)
     metrics.put_all("unresolved_calls", dict.fromkeys(KINDS, 0) | summary.kinds)
+    metrics.put_all("timed_out_calls", summary.timed_out.accepted_counts())
+    metrics.put("timed_out_calls_total", summary.timed_out.count)
     metrics.put("left_out", len(summary.amounts[QUANTITY_COUNT_MAX:]), "quantity")
     for row in summary.amounts[:QUANTITY_COUNT_MAX]:
         unit = row["unit"]

@@ -113,6 +113,7 @@ function callFacts(call) {
     ["number", call.call],
     ["sent to", call.target],
     ["accepted by", call.served_by],
+    ["status of the answer", call.status],
     ["made while serving", call.serving],
     ["sent at", call.began_at === null ? null : moment(call.began_at)],
     ["open for", call.open_s === null ? null : `${duration(call.open_s)}, when the observation was initiated`],
@@ -129,8 +130,8 @@ function amountText(amounts) {
 }
 
 function unresolvedCalls(observation) {
-  const rows = observation.unresolved.map((one) => makeRow(make("th", { scope: "row", class: "mono" }, one.call), one.name, one.kind, one.known, amountText(one.amounts) ?? ""));
-  const heads = ["call", "name", "kind", "what is known: it", "amounts"];
+  const rows = observation.unresolved.map((one) => makeRow(make("th", { scope: "row", class: "mono" }, one.call), one.name, one.kind, one.status ?? "", one.known, amountText(one.amounts) ?? ""));
+  const heads = ["call", "name", "kind", "status", "what is known: it", "amounts"];
   return makePanel(
     "Unresolved calls",
     { id: "unresolved" },

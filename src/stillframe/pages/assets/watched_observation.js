@@ -7,8 +7,9 @@ const NOTHING = "";
 
 /** A table whose rows are replaced; it says how many are left out, and in a sentence that it is empty. */
 class RowTable {
-  constructor({ caption, heads, none, numbers = [] }) {
+  constructor({ caption, heads, none, numbers = [], all = "stillframe show --json prints all" }) {
     this.none = none;
+    this.all = all;
     this.numbers = numbers;
     this.heads = heads;
     this.body = make("tbody", {});
@@ -24,7 +25,7 @@ class RowTable {
     this.body.replaceChildren(...rows.map(([name, ...cells]) => makeRow(make("th", { scope: "row" }, name), ...cells.map((text, index) => cellOf(text, index + 1)))));
     this.box.hidden = rows.length === 0;
     this.rest.hidden = rows.length > 0 && leftOutCount === 0;
-    setText(this.rest, rows.length === 0 ? this.none : `and ${counted(leftOutCount, "row")} more: stillframe show --json prints all`);
+    setText(this.rest, rows.length === 0 ? this.none : `and ${counted(leftOutCount, "row")} more: ${this.all}`);
   }
 }
 
@@ -55,14 +56,15 @@ export class ObservationView {
     this.calls = new FoldedTable("Open calls", { caption: "Open calls, the oldest first", heads: ["caller", "waits for", "at", "place", "since", "until"], none: "No call is open." }, callRows);
     this.instances = new FoldedTable("Instances", { caption: "Instances, those that wait most first", heads: ["instance", "service", "open calls", "waits for locks", "serves"], numbers: [2, 3, 4], none: "No instance was connected." }, instanceRows);
     this.deadlock = make("div", {});
-    this.unresolved = new RowTable({ caption: "Calls whose callers do not wait for them", heads: ["call", "name", "kind", "it"], none: "No call is unresolved." });
+    this.unresolved = new RowTable({ caption: "Calls whose callers do not wait for them", heads: ["call", "name", "kind", "status", "it"], none: "No call is unresolved." });
+    this.timedOut = new RowTable({ caption: "Calls that timed out so far, the newest first", heads: ["call", "callee", "name", "sent", "status", "accepted", "it"], none: "No call has timed out.", all: "stillframe calls --json prints those that are kept" });
     this.amounts = make("div", {});
     this.amountTable = null;
     this.panels = {
       graph: makePanel("Services and open calls", { id: "title-graph", kind: "graph-panel" }, this.head, this.reasons, this.picture, this.leftOut, this.waits.root, this.calls.root, this.instances.root),
       deadlock: makePanel("Deadlock", { id: "title-deadlock" }, this.deadlock),
       amounts: makePanel("Conserved amounts", { id: "title-amounts" }, this.amounts),
-      unresolved: makePanel("Unresolved calls", { id: "title-unresolved", kind: "unresolved" }, this.unresolved.root),
+      unresolved: makePanel("Unresolved calls", { id: "title-unresolved", kind: "unresolved" }, this.unresolved.root, this.timedOut.root),
     };
   }
 
@@ -75,8 +77,14 @@ export class ObservationView {
     for (const table of [this.waits, this.calls, this.instances]) table.update(observation);
     this.showDeadlock(observation);
     const { rows, left_out_count: leftOutCount } = observation.unresolved;
-    this.unresolved.show(rows.map((one) => [one.call, one.name, one.kind, one.known]), leftOutCount);
+    this.unresolved.show(rows.map((one) => [one.call, one.name, one.kind, statusOf(one), one.known]), leftOutCount);
+    this.showTimedOut(observation.timed_out);
     this.showAmounts(observation);
+  }
+
+  showTimedOut({ rows, left_out_count: leftOutCount }) {
+    const sent = ({ since }) => (since === null ? NOTHING : moment(since));
+    this.timedOut.show(rows.map((one) => [one.call, one.callee, one.name, sent(one), statusOf(one), one.accepted, one.known]), leftOutCount);
   }
 
   showReasons({ quality, reasons, disconnected, comparable }) {
@@ -153,6 +161,10 @@ export function showObservation(observation, root) {
   view.update(observation);
   const id = String(observation.number);
   if (addressed().get("snapshot") !== id) address({ snapshot: id });
+}
+
+function statusOf({ status }) {
+  return status === null ? NOTHING : String(status);
 }
 
 function headOfObservation({ number, quality, duration_s: took, service_count: services, instance_count: instances, open_count: open, unresolved_count: unresolved }) {
