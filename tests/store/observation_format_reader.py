@@ -31,9 +31,9 @@ COLUMNS = {
     "conserved ignored_count lost encoded",
     "states.parquet": "observation instance service field value number",
     "calls.parquet": "observation call caller service target name place is_awaited began_at "
-    "deadline serving served_by amounts fields encoded",
+    "deadline serving served_by amounts fields status encoded",
     "unresolved.parquet": "observation kind call instance target name place known amounts brought "
-    "encoded",
+    "status encoded",
     FAREWELLS: "observation instance service sent_count call_count served_count encoded",
 }
 MEMBERS = {
@@ -47,7 +47,7 @@ MEMBERS = {
     "details was_sent",
     "served": "call brought number answer stream details",
     "stream": "sent_count accepted_count carried forgotten_through",
-    "details": "name activity began_at deadline fields has_unknown_amounts",
+    "details": "name activity began_at deadline fields has_unknown_amounts status",
 }
 PLACES = {"request in transit", "being served", "answer in transit", "unknown", "outside"}
 

@@ -196,7 +196,7 @@ OBSERVATIONS = {
     "timed_out_calls_total": _counter(
         "calls", "Calls whose callers have stopped waiting, since the store was made."
     ),
-    "timed_out_calls": _gauge(
+    "listed_timed_out_calls": _gauge(
         "calls",
         "Those of them that `stillframe calls` lists: `yes`, `no` or `unknown`. One that was not "
         "accepted may be later.",

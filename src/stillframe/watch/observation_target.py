@@ -195,7 +195,7 @@ def _collect_summary(metrics: MetricSet, summary: Summary) -> None:
     metrics.put_all("open_calls", dict.fromkeys(PLACES, 0) | summary.places)
     metrics.put("oldest_open_call_seconds", summary.oldest_s)
     metrics.put_all("unresolved_calls", dict.fromkeys(KINDS, 0) | summary.kinds)
-    metrics.put_all("timed_out_calls", summary.timed_out.accepted_counts())
+    metrics.put_all("listed_timed_out_calls", summary.timed_out.accepted_counts())
     metrics.put("timed_out_calls_total", summary.timed_out.count)
     metrics.put("left_out", len(summary.amounts[QUANTITY_COUNT_MAX:]), "quantity")
     for row in summary.amounts[:QUANTITY_COUNT_MAX]:
