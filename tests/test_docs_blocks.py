@@ -89,7 +89,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     },
     "docs/player.md": {"console": [PROVING] * 4},
     "docs/proof.md": {"console": [PROVING] * 6},
-    "docs/services.md": {"python": [*[SERVICES] * 4, *[SHORT] * 6], "console": [SERVICES] * 4},
+    "docs/services.md": {"python": [*[SERVICES] * 4, *[SHORT] * 6], "console": [SERVICES] * 5},
     "docs/simulator.md": {"python": [SIMULATOR] * 9},
     "docs/python.md": {
         "python": ["tests/test_docs_python.py::test_the_programs_of_the_page_print_what_it_shows"]

@@ -115,6 +115,11 @@ class Deployment:
         """Call a command of the page."""
         return called(command, self.place)
 
+    def listed_statuses(self, command: str) -> dict[int, bool]:
+        """Return the statuses of calls as a command lists them, and whether each was accepted."""
+        listed = json.loads(self.said(f"{command} --json").stdout)["calls"]
+        return {one["status"]: one["was_accepted"] for one in listed if one["status"]}
+
     def close(self) -> None:
         """End what runs."""
         for process in self.running.values():
@@ -139,7 +144,7 @@ def post(command: str) -> str:
 @pytest.mark.slow
 def test_the_services_of_the_page_can_be_observed(deployment: Deployment) -> None:
     """A call that timed out is found to have taken effect, and a deadlock is named."""
-    starting, ordering, showing, closing = deployment.commands()
+    starting, ordering, showing, listing, closing = deployment.commands()
     collector, *services = starting[1:]
     deployment.start(f"{collector} --listen {deployment.moved('127.0.0.1:8650')}")
     wait_until(lambda: "waiting for agents" in deployment.log(), "the collector listens")
@@ -157,6 +162,9 @@ def test_the_services_of_the_page_can_be_observed(deployment: Deployment) -> Non
     )
     assert done.stdout == "{'balance': 100}\n", done.stderr
     see_a_payment(deployment, ordering, showing)
+    [calls] = listing
+    wait_until(lambda: bool(deployment.listed_statuses(calls)), "the call is answered")
+    assert deployment.listed_statuses(calls) == {200: True}
     see_a_deadlock(deployment, closing)
 
 

@@ -1288,3 +1288,79 @@ def test_calls_that_are_settled_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert kept_counts == (2, 2, 2)
     assert (pair.total(following), following.lost) == (215, {"EUR": 0})
     assert following.since.why == "amounts that were spent twice were dropped"
+
+
+def listed(pair: Pair, call: CallId) -> tuple[bool | None, int | None, tuple[str, ...], int, bool]:
+    """Return what the collector lists of a call: whether it was accepted, the status, by whom, the
+    observation that has found it so, and whether it is settled."""
+    one = pair.collector.ledger.timed_out[call]
+    return one.was_accepted, one.status, one.accepted_by, one.observation, one.is_settled
+
+
+def test_a_call_that_timed_out_stays_listed_with_its_status() -> None:
+    """When no instance keeps it any more. One that was answered in time is not listed."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    ticket = pair.accept(header)
+    pair.caller.stop_waiting(header.call.number)
+    pair.observe()
+    assert listed(pair, header.call) == (True, None, ("B",), 1, False)
+    pair.target.answer(ticket, status=409)
+    for _ in range(3):
+        observation = pair.observe()
+    assert observation.calls == ()
+    assert listed(pair, header.call) == (True, 409, ("B",), 2, False)
+    pair.caller.settled(header.call)
+    pair.observe()
+    assert listed(pair, header.call) == (True, 409, ("B",), 2, True)
+    ledger = pair.collector.ledger
+    assert ([*ledger.timed_out], ledger.timed_out_count) == ([header.call], 1)
+
+
+def test_a_listed_call_is_unknown_while_its_fate_is() -> None:
+    """It was not accepted, may have been when an instance is gone, was not if that one is there
+    again, and was if it is late."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number, status=502)
+    pair.observe()
+    assert listed(pair, header.call) == (False, 502, (), 1, False)
+    pair.collector.left("B")
+    assert listed(pair, header.call) == (None, 502, (), 1, False)
+    pair.collector.joined("B", 1)
+    pair.observe()
+    assert listed(pair, header.call) == (False, 502, (), 1, False)
+    pair.target.answer(pair.accept(header), status=200)
+    pair.observe()
+    assert listed(pair, header.call) == (True, 200, ("B",), 3, False)
+    assert pair.collector.ledger.timed_out_count == 1
+
+
+def test_a_call_of_unknown_fate_stays_so_in_the_list_after_a_new_baseline() -> None:
+    """An operator does not find out what became of it."""
+    pair = Pair()
+    pair.exchange()
+    call = unresolved(pair)
+    pair.observe()
+    pair.collector.left("B")
+    pair.collector.rebase(Baseline(0, "checked by hand", "ada", 1.0))
+    del pair.instances["B"]
+    pair.observe()
+    assert listed(pair, call)[0] is None
+
+
+def test_the_list_drops_calls_that_are_settled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then the oldest. It says how many there were."""
+    monkeypatch.setattr(calls, "TIMED_OUT_COUNT_MAX", 2)
+    pair = Pair()
+    pair.exchange()
+    first, second, third = (unresolved(pair, accepted=True) for _ in range(3))
+    pair.caller.settled(second)
+    pair.observe()
+    ledger = pair.collector.ledger
+    assert [*ledger.timed_out] == [first, third]
+    fourth = unresolved(pair)
+    pair.observe()
+    assert ([*ledger.timed_out], ledger.timed_out_count) == ([third, fourth], 4)

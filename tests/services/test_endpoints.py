@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 
 import anyio.from_thread
@@ -1333,6 +1334,24 @@ def test_the_body_of_a_request_that_has_no_length_is_not_read() -> None:
     assert after.partial == ()
 
 
+@pytest.mark.parametrize(
+    ("status", "recorded"), [(200, 200), (HTTPStatus.BAD_GATEWAY, 502), ("200", None), (-1, None)]
+)
+def test_the_status_of_an_answer_is_a_number_that_fits(status: Any, recorded: int | None) -> None:
+    """An application can set it to anything."""
+    agent = Agent("S", dict, secret=SECRET)
+    message = Message(method="POST", path="/it", body=b"", is_answer=True, status=status)
+
+    async def run() -> InstanceFragment | None:
+        call = agent.accept(RequestHeader(0, CallId("C-1", 1)), message)
+        call.answer(message)
+        return agent.rules.meet(1)
+
+    fragment = asyncio.run(run())
+    assert fragment is not None
+    assert [one.details.status for one in fragment.served] == [recorded]
+
+
 def test_no_header_is_sent_to_hosts_that_are_not_listed() -> None:
     """Nor to one that a listed host redirects to."""
     seen = []
@@ -1355,7 +1374,7 @@ def test_no_header_is_sent_to_hosts_that_are_not_listed() -> None:
     fragment = agent.rules.meet(1)
     assert fragment is not None
     assert fragment.targets == {"orders:80": False, "elsewhere:80": False}
-    assert [call.target for call in fragment.calls] == ["orders:80"]
+    assert [(one.target, one.details.status) for one in fragment.calls] == [("orders:80", 307)]
 
 
 @pytest.mark.parametrize("header", ["1;5;A-1;1;forged", "x" * 10_000], ids=["forged", "long"])
@@ -1550,6 +1569,9 @@ def test_a_refusal_can_give_back_what_its_request_has_brought() -> None:
     for path in ("/refused", "/raised"):
         asyncio.run(call(watched, path, {"amount": 5}))
     assert [one.status for one in answers] == [409, 500]
+    fragment = watched.agent.rules.meet(1)
+    assert fragment is not None
+    assert [one.details.status for one in fragment.served] == [409, 500]
     assert [one.request_body for one in answers] == [b'{"amount":5}'] * 2
 
 

@@ -632,7 +632,7 @@ def test_an_error_is_an_answer(handler: Any, code: grpc.StatusCode) -> None:
     asyncio.run(run())
     ours, theirs = captured(client), captured(server)
     assert (ours.calls, ours.targets) == ((), {TARGET: True})
-    assert [call.number for call in theirs.served] == [1]
+    assert [(call.number, call.details.status) for call in theirs.served] == [(1, code.value[0])]
 
 
 def test_an_error_after_messages_of_a_stream_is_accepted_after_them() -> None:
@@ -973,7 +973,7 @@ def test_a_receiver_that_takes_no_part_works(kind: str) -> None:
     assert asyncio.run(run()) == ANSWERS[kind]
     fragment = captured(client)
     assert fragment.targets == {TARGET: False}
-    assert [call.was_answered for call in fragment.calls] == [True]
+    assert [(call.was_answered, call.details.status) for call in fragment.calls] == [(True, 0)]
     assert client.ignored_count == (2 if kind.endswith("stream") else 0)
 
 

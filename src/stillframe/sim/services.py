@@ -383,6 +383,7 @@ class Services:
             int(ticket),
             carries={UNIT: accepted.amount},
             has_unknown_amounts=accepted.has_unknown_amounts,
+            status=_STATUS,
         )
         clock = one.tick()
         accepted.answered_at, accepted.number = one.clock[name], header.number
@@ -679,6 +680,8 @@ SETTLED_COUNT_MAX = 2
 """How often a call is settled at most. Only once would be right."""
 ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "notify")
 """The steps that end what is open."""
+_STATUS = 200
+"""The status of every answer."""
 WEIGHTS = {
     "collect": 0.3,
     "notify": 0.15,
