@@ -1,12 +1,14 @@
 """``list``, ``show``, ``view``, ``verify``, ``detect`` and ``diff`` on observations; all other
 commands refuse them."""
 
+import contextlib
 import json
 import math
 import re
 import secrets
 import shlex
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,14 @@ import pytest
 from stillframe.cli.observations import difference
 from stillframe.detect.complete_tables import TABLES
 from stillframe.detect.observations import FIRST
-from stillframe.protocol.calls import SILENT, Baseline
+from stillframe.protocol.calls import (
+    SILENT,
+    Baseline,
+    CallId,
+    CallLedger,
+    CallPlace,
+    TimedOutCall,
+)
 from stillframe.sim.service_judge import UNIT
 from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
@@ -353,6 +362,53 @@ def test_a_function_is_given_an_observation(
     monkeypatch.chdir(tmp_path)
     found = detected(call, bank, "observed_function:late", 0)
     assert found["held"] == [[numbers[0], numbers[0]], [numbers[-1], numbers[-1]]]
+
+
+def test_calls_that_timed_out_stay_listed(seen: Path, call: Call) -> None:
+    """When their observations are removed. Open ones are those of the newest observation."""
+    every = observed(KIND, SEED)[1].timed_out
+    document = json.loads(call("calls", seen, "--timed-out", "--json").stdout)
+    assert {one["call"] for one in document["calls"]} == set(map(str, every))
+    counts = Counter(one["was_accepted"] for one in document["calls"])
+    assert counts == Counter(one.was_accepted for one in every.values())
+    assert counts.keys() == {True, None}
+    assert {one["status"] for one in document["calls"]} == {200, None}
+    with contextlib.closing(ObservationWriter.open(seen, keep_count=1)) as store:
+        store.remove_old()
+        newest = store.load(store.newest()).observation
+    opened = [str(one.call) for one in newest.calls if one.record.is_awaited]
+    after = json.loads(call("calls", seen, "--json").stdout)
+    assert [one for one in after["calls"] if not one["is_awaited"]] == document["calls"]
+    assert sorted(one["call"] for one in after["calls"] if one["is_awaited"]) == sorted(opened)
+
+
+def test_calls_since_some_time_are_listed(tmp_path: Path, call: Call) -> None:
+    """The newest first; one whose time is unknown is among them."""
+    now = time.time()
+    listed = {
+        CallId("shop-0000000a", number): TimedOutCall(
+            *(1, "bank:80", f"POST /{name}", began_at, place, by, status)
+        )
+        for number, name, began_at, place, by, status in (
+            (1, "old", now - 8000, CallPlace.ANSWERED, ("bank-0000000b",), 200),
+            (2, "paid", now - 3600, CallPlace.ANSWERED, ("bank-0000000b",), 409),
+            (3, "lost", now - 60, CallPlace.REQUESTED, (), None),
+            (4, "timeless", 0.0, CallPlace.UNKNOWN, (), None),
+        )
+    }
+    with contextlib.closing(ObservationWriter.open(tmp_path)) as store:
+        store.store_ledger(CallLedger(timed_out=listed, timed_out_count=7))
+    result = call("calls", tmp_path, "--timed-out", "--since", "2h")
+    head, _, *rows = (re.split(r"  +", line.strip()) for line in result.stdout.splitlines()[:5])
+    assert head == "call caller callee name sent status accepted outcome".split()
+    lost, paid, timeless = rows
+    assert lost[:4] == ["shop-0000000a#3", "shop-0000000a", "bank:80", "POST /lost"]
+    assert lost[5:] == ["no", "was accepted by no instance; its request is in transit or lost"]
+    assert paid[2:4] + paid[5:7] == ["bank-0000000b", "POST /paid", "409", "yes"]
+    assert timeless[4] == "unknown"
+    assert "3 calls; accepted: yes of 1, no of 1, unknown of 1" in result.stdout
+    assert "3 older calls whose callers did not wait: not listed any more" in result.stdout
+    assert call("calls", tmp_path, "--since", "1").exit_code == 2
 
 
 def test_the_predicates_of_the_page_are_evaluated(

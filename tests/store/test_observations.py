@@ -540,6 +540,42 @@ def test_a_crash_between_observation_and_ledger_repeats_no_number(path: Path) ->
         assert (store.number, store.ledger) == (9, ledger)
 
 
+def test_a_crash_between_observation_and_ledger_loses_no_call_that_timed_out(
+    path: Path,
+) -> None:
+    """Nor does it list one twice: a reader finds it in the observation, and the next collector
+    keeps it."""
+    observations, ledger = observed(KIND, SEED)
+    [rich] = [one for one in observations if one.number == RICH]
+    unresolved = {one.call for one in (*rich.calls, *rich.late) if not one.record.is_awaited}
+    assert rich.late
+    listed = {call: one for call, one in ledger.timed_out.items() if call not in unresolved}
+    with opened(path) as store:
+        store.store_ledger(
+            msgspec.structs.replace(ledger, timed_out=listed, timed_out_count=len(listed))
+        )
+        older = (path / LEDGER).read_bytes()
+        store.publish(msgspec.structs.replace(rich, number=9), TIMES, ledger)
+    (path / LEDGER).write_bytes(older)
+    found = ObservationReader(path).timed_out()
+    assert found.listed.keys() == listed.keys() | unresolved
+    assert found.dropped_count == 0
+    with opened(path) as store:
+        assert store.ledger.timed_out == found.listed
+    (path / OBSERVATIONS / "9" / CALLS).unlink()
+    with opened(path) as store:
+        assert store.number == 9
+
+
+def test_an_older_table_without_the_status_is_read(path: Path) -> None:
+    """As one without any."""
+    rewrite(path, RICH, lambda tables: tables.update({CALLS: tables[CALLS].drop(["status"])}))
+    store = ObservationReader(path)
+    assert store.load(RICH).observation.calls
+    table = store.tables(store.manifest(RICH), ["calls"])["calls"]
+    assert table.column("status").null_count == table.num_rows > 0
+
+
 def test_a_ledger_that_is_as_it_was_is_not_written_again(tmp_path: Path) -> None:
     """Its calls can be many. Numbers go on all the same."""
     observations, ledger = observed(KIND, SEED)

@@ -3,7 +3,7 @@
 import msgspec
 
 from stillframe.protocol.activities import Lock
-from stillframe.protocol.calls import CallId, Observation
+from stillframe.protocol.calls import CallId, CallPlace, Observation, TimedOutCall
 from stillframe.store.observations import ObservationManifest, StoredObservation, TimedOutCalls
 from stillframe.watch.observation_document import (
     DISC_COUNT_MAX,
@@ -86,6 +86,28 @@ def test_an_edge_has_all_calls_between_two_instances() -> None:
     assert [one["call"] for one in document["calls"]["rows"]] == [f"{A}#{n}" for n in (2, 1, 4, 3)]
     (unresolved,) = document["unresolved"]["rows"]
     assert unresolved["known"] == f"was accepted by {B}, which still serves it"
+
+
+def test_calls_that_timed_out_are_listed_although_the_observation_has_none() -> None:
+    """The newest first, with the number of those that are left out or not kept."""
+    listed = {
+        CallId(A, number): TimedOutCall(
+            *(1, "127.0.0.1:8000", "POST /pay", AT + number, CallPlace.ANSWERED, (B,), 409)
+        )
+        for number in range(1, ROW_COUNT_MAX + 2)
+    }
+    document = summary_of(observed(2, []), TimedOutCalls(listed, len(listed) + 5)).document
+    newest, *others = document["timed_out"]["rows"]
+    assert newest == {
+        "call": f"{A}#{ROW_COUNT_MAX + 1}",
+        "callee": B,
+        "name": "POST /pay",
+        "since": AT + ROW_COUNT_MAX + 1,
+        "status": 409,
+        "accepted": "yes",
+        "known": f"was accepted by {B} and answered; the answer did not arrive",
+    }
+    assert (len(others), document["timed_out"]["left_out_count"]) == (ROW_COUNT_MAX - 1, 6)
 
 
 def test_a_deadlock_is_in_the_graph_and_in_words() -> None:
