@@ -245,7 +245,9 @@ def fate_of(call: TimedOutCall) -> str:
         known = "was answered without a header; its effect is unknown"
     if not (call.accepted_by or call.was_sent):
         known = "was accepted by no instance; it was not sent, for lack of a connection"
-    return f"{known}; its amounts were given back" if call.was_returned else known
+    if call.was_returned:
+        return f"{known}; its amounts were given back"
+    return f"{known}; its application says that it took effect" if call.is_settled else known
 
 
 def served_by(located: Located) -> str | None:
