@@ -163,6 +163,7 @@ def remote(original: Path) -> str:
         "verify {} 3",
         "diff {} 1 3",
         "detect {} deadlock",
+        "calls {}",
         "store stats {}",
     ],
 )

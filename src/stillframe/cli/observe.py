@@ -1,6 +1,6 @@
-"""``stillframe observe``: takes observations of services whose agents connect, and stores them;
-``stillframe baseline``, by which an operator asks it to begin a new baseline; and ``stillframe
-calls``, which lists what became of calls."""
+"""``stillframe observe``: takes observations of services whose agents connect, and stores them.
+``stillframe baseline``, by which an operator asks it to begin a new baseline. ``stillframe calls``
+lists what became of calls."""
 
 import asyncio
 import contextlib
@@ -479,9 +479,9 @@ def calls(
     ),
 ) -> None:
     """List the calls of observed services that timed out, broke or were cancelled, the newest
-    first: who called whom and when, with which status it was answered, and whether it was
-    accepted. They stay listed when their observations are removed. Without --timed-out, the open
-    calls of the newest observation are listed, too."""
+    first. Each has its caller, callee, time and status, and whether it was accepted. They stay
+    listed when their observations are removed. Without --timed-out, the open calls of the newest
+    observation are listed, too."""
     after = 0.0
     if since is not None:
         after = time.time() - quantities.parse_duration("--since", since)

@@ -985,7 +985,7 @@ class Located(msgspec.Struct, frozen=True):
         return next((one.status for one in kept if one.status is not None), None)
 
     def timed_out(self, observation: int = 0) -> "TimedOutCall":
-        """Return what an observation knows of it, for a list of such calls."""
+        """Return what an observation says about it, as an entry of the collector's list."""
         record = self.record
         return TimedOutCall(
             *(observation, record.target, record.details.name, record.details.began_at),
@@ -1119,8 +1119,8 @@ class CallLedger(msgspec.Struct):
         effects: unresolved calls that were found accepted, and the amounts of each that were never
             accepted and not given back: a part of `lost`.
         double_spent: the amounts of such calls that were given back although a state contains them.
-        timed_out: the newest calls whose callers have stopped waiting: a list for people, which no
-            rule reads. It has those that are settled as well.
+        timed_out: the newest calls whose callers have stopped waiting: a list for operators, which
+            no rule reads. It has those that are settled as well.
         timed_out_count: how many there were, with those that the list has no more.
     """
 

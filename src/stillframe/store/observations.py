@@ -328,9 +328,9 @@ class ObservationReader:
         return TimedOutCalls(ledger.timed_out, ledger.timed_out_count)
 
     def _list_newest(self, ledger: CallLedger, number: int) -> None:
-        """List the calls of the newest observation whose callers have stopped waiting, if it is
-        newer than the ledger, which is of the observation `number`: a collector may have died in
-        between. If the ledger was not stored because it did not change, they are listed."""
+        """List what the newest observation has, if it is newer than `number`, that of the ledger.
+        A collector may have died in between. If the ledger was not stored because it did not
+        change, this changes nothing either."""
         newest = max(self.numbers(), default=0)
         found = self.load_if_present(newest) if newest > number else None
         if found is not None:
