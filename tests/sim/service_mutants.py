@@ -92,7 +92,12 @@ class OldColour(Instance):
         return accepted
 
     def answer(
-        self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
+        self,
+        ticket: int,
+        *,
+        carries: Amounts = calls.NOTHING,
+        has_unknown_amounts: bool = False,
+        status: int | None = None,
     ) -> AnswerHeader:
         return changed(super().answer(ticket, carries=carries), colour=self._colours.pop(ticket))
 
@@ -101,7 +106,12 @@ class AnswersNotKept(Instance):
     """Forgets an answer when it is sent."""
 
     def answer(
-        self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
+        self,
+        ticket: int,
+        *,
+        carries: Amounts = calls.NOTHING,
+        has_unknown_amounts: bool = False,
+        status: int | None = None,
     ) -> AnswerHeader:
         header = super().answer(ticket, carries=carries)
         for other in self._others.values():
@@ -114,7 +124,12 @@ class UnresolvedNotKept(Instance):
     """Forgets a call when its caller stops waiting."""
 
     def stop_waiting(
-        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+        self,
+        number: int,
+        *,
+        was_answered: bool = False,
+        was_sent: bool = True,
+        status: int | None = None,
     ) -> None:
         super().stop_waiting(number, was_answered=was_answered, was_sent=was_sent)
         self._unresolved.clear()
@@ -258,7 +273,12 @@ class BareAnswersForgotten(Instance):
     """Does not record that a call was answered without a header."""
 
     def stop_waiting(
-        self, number: int, *, was_answered: bool = False, was_sent: bool = True
+        self,
+        number: int,
+        *,
+        was_answered: bool = False,
+        was_sent: bool = True,
+        status: int | None = None,
     ) -> None:
         super().stop_waiting(number)
 
