@@ -1364,3 +1364,23 @@ def test_the_list_drops_calls_that_are_settled_first(monkeypatch: pytest.MonkeyP
     fourth = unresolved(pair)
     pair.observe()
     assert ([*ledger.timed_out], ledger.timed_out_count) == ([third, fourth], 4)
+
+
+def test_a_listed_call_is_accepted_also_if_nothing_else_is_kept_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list is longer than the ledger of calls that were not accepted."""
+    monkeypatch.setattr(calls, "LEDGER_COUNT_MAX", 1)
+    pair = Pair()
+    pair.exchange()
+    headers = [pair.request() for _ in range(2)]
+    for one in headers:
+        pair.caller.stop_waiting(one.call.number)
+    pair.observe()
+    assert [*pair.collector.ledger.not_accepted] == [headers[1].call]
+    ticket = pair.accept(headers[0])
+    assert pair.observe().duplicates
+    assert listed(pair, headers[0].call) == (True, None, ("B",), 2, False)
+    pair.target.answer(ticket, status=201)
+    pair.observe()
+    assert listed(pair, headers[0].call) == (True, 201, ("B",), 3, False)

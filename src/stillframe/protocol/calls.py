@@ -2091,7 +2091,7 @@ class _Conclusion:
     def _settle(self, observation: Observation) -> None:
         """Move what is final into the ledger."""
         ledger = self._ledger
-        self._list_timed_out((*observation.calls, *observation.late))
+        self._list_timed_out(observation)
         for located in observation.calls:
             if not located.record.is_awaited:
                 self._settle_call(located)
@@ -2108,13 +2108,28 @@ class _Conclusion:
         self._forget_ends()
         self._bound()
 
-    def _list_timed_out(self, calls: Iterable[Located]) -> None:
+    def _list_timed_out(self, observation: Observation) -> None:
         """List the calls whose callers have stopped waiting, and what applications say of them."""
-        listed = self._ledger.timed_out
-        for located in calls:
+        ledger, listed = self._ledger, self._ledger.timed_out
+        for located in (*observation.calls, *observation.late):
             if not located.record.is_awaited:
-                found = located.timed_out(self._pending.number)
-                self._ledger.list_timed_out(located.call, found)
+                ledger.list_timed_out(located.call, located.timed_out(observation.number))
+        for name, served in (*observation.duplicates, *observation.orphans):
+            # The list is longer than what else is kept of a call that was not accepted.
+            before = listed.get(served.call)
+            if before is None or before.place is CallPlace.ANSWERED:
+                continue
+            if before.accepted_by in ((), (name,)):
+                found = msgspec.structs.replace(
+                    before,
+                    observation=observation.number,
+                    place=CallPlace.ANSWERED if served.number else CallPlace.SERVED,
+                    accepted_by=(name,),
+                    status=before.status
+                    if served.details.status is None
+                    else served.details.status,
+                )
+                ledger.list_timed_out(served.call, found)
         for call in self._stated.keys() & listed.keys():
             was_returned = listed[call].was_returned or self._stated[call]
             listed[call] = msgspec.structs.replace(
