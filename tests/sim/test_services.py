@@ -7,8 +7,8 @@ from functools import cache, partial
 import pytest
 
 from stillframe.errors import NotConsistent
-from stillframe.protocol.calls import Collector, Instance
-from stillframe.sim.service_judge import WrongObservation
+from stillframe.protocol.calls import KEPT_COUNT_MAX, Collector, Instance
+from stillframe.sim.service_judge import OUTSIDE, WrongObservation
 from stillframe.sim.services import Services, ServicesConfig, explore_services, run_services
 from tests.nightly import Figure, by_night, seeds
 from tests.sim import service_mutants
@@ -91,6 +91,21 @@ def seeds_of(kind: str) -> range:
     return range(first, first + by_night(100 * SEED_COUNT, check=SEED_COUNT))
 
 
+def check_list(world: Services) -> None:
+    """Check that the list of calls that timed out says what happened: each is there unless its
+    caller has dropped it, and whether it was accepted is true, or unknown."""
+    listed = world.collector.ledger.timed_out
+    for call, one in listed.items():
+        accepted_by = {accepted.instance for accepted in world.judge.calls[call].acceptances}
+        assert {*one.accepted_by} <= accepted_by
+        assert one.was_accepted is not False or not accepted_by
+    kept_count = world.config.kept_count_max
+    for call, made in world.judge.calls.items():
+        caller = world.instances[call.caller]
+        if made.stopped_at and caller.is_alive and kept_count == KEPT_COUNT_MAX:
+            assert call in listed or not caller.is_connected or made.target == OUTSIDE
+
+
 @cache
 def seen(kind: str) -> Counter[str]:
     """Run every seed of a kind to its end; return what was seen."""
@@ -98,6 +113,7 @@ def seen(kind: str) -> Counter[str]:
     for seed in seeds_of(kind):
         world = run_services(KINDS[kind], seed, STEP_COUNT)
         world.end()
+        check_list(world)
         found += world.seen
         found["observations"] += len(world.observations)
         found["abandoned"] += len(world.abandoned)

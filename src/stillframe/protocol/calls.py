@@ -1184,17 +1184,8 @@ class CallLedger(msgspec.Struct):
             for call in in_order[:count]:
                 del self.timed_out[call]
 
-    def doubt(self, call: CallId) -> None:
-        """Take a call that was not accepted for one of unknown fate."""
-        self.unknown[call] = self.not_accepted.pop(call)
-        self._relocate(call, CallPlace.UNKNOWN)
-
-    def believe(self, call: CallId) -> None:
-        """Take a call of unknown fate for one that was not accepted."""
-        self.not_accepted[call] = self.unknown.pop(call)
-        self._relocate(call, CallPlace.REQUESTED)
-
-    def _relocate(self, call: CallId, place: CallPlace) -> None:
+    def relocate(self, call: CallId, place: CallPlace) -> None:
+        """List a call as one in another place, if it is listed."""
         if (listed := self.timed_out.get(call)) is not None:
             self.timed_out[call] = msgspec.structs.replace(listed, place=place)
 
@@ -1517,11 +1508,13 @@ class Collector:
 
     def _doubt(self) -> None:
         """Record that an instance may have accepted any of the calls that none had accepted, unless
-        amounts were given back for it: that it was not accepted is believed."""
+        amounts were given back for it: that it was not accepted is believed. The list for operators
+        does not believe it."""
         ledger = self.ledger
         for call in tuple(ledger.not_accepted):
+            ledger.relocate(call, CallPlace.UNKNOWN)
             if not ledger.returned.get(call):
-                ledger.doubt(call)
+                ledger.unknown[call] = ledger.not_accepted.pop(call)
         ledger.drop_unknown()
 
     @property
@@ -1696,7 +1689,7 @@ class _Conclusion:
             elif call in unresolved or call in ledger.not_accepted or call in ledger.unknown:
                 add_amounts(ledger.returned.setdefault(call, {}), one.returned)
                 if one.returned and call in ledger.unknown:
-                    ledger.believe(call)
+                    ledger.not_accepted[call] = ledger.unknown.pop(call)
             elif one.returned:
                 self._report(
                     "{} has given amounts back for call {}, which is not one of those whose fate "
@@ -2056,7 +2049,11 @@ class _Conclusion:
         ledger = self._ledger
         for call, record in tuple(ledger.unknown.items()):
             if not self._may_be_accepted(call, record):
-                ledger.believe(call)
+                ledger.not_accepted[call] = ledger.unknown.pop(call)
+                has_answered = ledger.targets.get(record.target, False) and not record.was_answered
+                is_inside = has_answered or not record.was_sent
+                place = CallPlace.REQUESTED if is_inside else CallPlace.OUTSIDE
+                ledger.relocate(call, place)
 
     def _unsettled(
         self, late: Collection[CallId]
@@ -2112,8 +2109,18 @@ class _Conclusion:
         """List the calls whose callers have stopped waiting, and what applications say of them."""
         ledger, listed = self._ledger, self._ledger.timed_out
         for located in (*observation.calls, *observation.late):
-            if not located.record.is_awaited:
-                ledger.list_timed_out(located.call, located.timed_out(observation.number))
+            if located.record.is_awaited:
+                continue
+            found = located.timed_out(observation.number)
+            if located.returned and self._may_be_accepted(located.call, located.record):
+                # That it was not accepted is only believed.
+                is_found = found.place is not CallPlace.REQUESTED
+                place = found.place if is_found else CallPlace.UNKNOWN
+                found = msgspec.structs.replace(found, place=place)
+            ledger.list_timed_out(located.call, found)
+        for fragment in self._everybody.values():
+            if fragment.dropped:
+                self._doubt_listed(fragment.dropped)
         for name, served in (*observation.duplicates, *observation.orphans):
             # The list is longer than what else is kept of a call that was not accepted.
             before = listed.get(served.call)
@@ -2136,6 +2143,13 @@ class _Conclusion:
                 listed[call], is_settled=True, was_returned=was_returned
             )
         self._ledger.bound_timed_out()
+
+    def _doubt_listed(self, dropped: Mapping[str, int]) -> None:
+        """List calls as unknown whose answers an instance may have dropped."""
+        for call, one in tuple(self._ledger.timed_out.items()):
+            is_requested = one.was_sent and one.place is CallPlace.REQUESTED
+            if is_requested and call.number <= dropped.get(call.caller, 0):
+                self._ledger.relocate(call, CallPlace.UNKNOWN)
 
     def _bound(self) -> None:
         """Drop totals that are too many or too high, and statements that concern nothing."""
