@@ -1186,7 +1186,8 @@ class CallLedger(msgspec.Struct):
 
     def relocate(self, call: CallId, place: CallPlace) -> None:
         """List a call as one in another place, if it is listed."""
-        if (listed := self.timed_out.get(call)) is not None:
+        listed = self.timed_out.get(call)
+        if listed is not None and listed.place is not place:
             self.timed_out[call] = msgspec.structs.replace(listed, place=place)
 
     def forget_end(self, end: InstanceFragment) -> None:
@@ -1511,8 +1512,10 @@ class Collector:
         amounts were given back for it: that it was not accepted is believed. The list for operators
         does not believe it."""
         ledger = self.ledger
+        for call, one in tuple(ledger.timed_out.items()):
+            if one.was_sent and one.place is CallPlace.REQUESTED:
+                ledger.relocate(call, CallPlace.UNKNOWN)
         for call in tuple(ledger.not_accepted):
-            ledger.relocate(call, CallPlace.UNKNOWN)
             if not ledger.returned.get(call):
                 ledger.unknown[call] = ledger.not_accepted.pop(call)
         ledger.drop_unknown()
@@ -2050,10 +2053,6 @@ class _Conclusion:
         for call, record in tuple(ledger.unknown.items()):
             if not self._may_be_accepted(call, record):
                 ledger.not_accepted[call] = ledger.unknown.pop(call)
-                has_answered = ledger.targets.get(record.target, False) and not record.was_answered
-                is_inside = has_answered or not record.was_sent
-                place = CallPlace.REQUESTED if is_inside else CallPlace.OUTSIDE
-                ledger.relocate(call, place)
 
     def _unsettled(
         self, late: Collection[CallId]
@@ -2088,7 +2087,6 @@ class _Conclusion:
     def _settle(self, observation: Observation) -> None:
         """Move what is final into the ledger."""
         ledger = self._ledger
-        self._list_timed_out(observation)
         for located in observation.calls:
             if not located.record.is_awaited:
                 self._settle_call(located)
@@ -2102,6 +2100,7 @@ class _Conclusion:
         for name, served in observation.orphans:
             if served.number and served.call.caller in ledger.retired:
                 self._settle_answers(served.amounts(), (name, served))
+        self._list_timed_out(observation)
         self._forget_ends()
         self._bound()
 
@@ -2109,18 +2108,8 @@ class _Conclusion:
         """List the calls whose callers have stopped waiting, and what applications say of them."""
         ledger, listed = self._ledger, self._ledger.timed_out
         for located in (*observation.calls, *observation.late):
-            if located.record.is_awaited:
-                continue
-            found = located.timed_out(observation.number)
-            if located.returned and self._may_be_accepted(located.call, located.record):
-                # That it was not accepted is only believed.
-                is_found = found.place is not CallPlace.REQUESTED
-                place = found.place if is_found else CallPlace.UNKNOWN
-                found = msgspec.structs.replace(found, place=place)
-            ledger.list_timed_out(located.call, found)
-        for fragment in self._everybody.values():
-            if fragment.dropped:
-                self._doubt_listed(fragment.dropped)
+            if not located.record.is_awaited:
+                ledger.list_timed_out(located.call, located.timed_out(observation.number))
         for name, served in (*observation.duplicates, *observation.orphans):
             # The list is longer than what else is kept of a call that was not accepted.
             before = listed.get(served.call)
@@ -2142,14 +2131,22 @@ class _Conclusion:
             listed[call] = msgspec.structs.replace(
                 listed[call], is_settled=True, was_returned=was_returned
             )
-        self._ledger.bound_timed_out()
+        self._relocate_listed()
+        ledger.bound_timed_out()
 
-    def _doubt_listed(self, dropped: Mapping[str, int]) -> None:
-        """List calls as unknown whose answers an instance may have dropped."""
-        for call, one in tuple(self._ledger.timed_out.items()):
-            is_requested = one.was_sent and one.place is CallPlace.REQUESTED
-            if is_requested and call.number <= dropped.get(call.caller, 0):
-                self._ledger.relocate(call, CallPlace.UNKNOWN)
+    def _relocate_listed(self) -> None:
+        """List whether calls that no instance is known to have accepted may have been accepted. The
+        list does not believe that one was not, because amounts were given back for it."""
+        ledger = self._ledger
+        for call, one in tuple(ledger.timed_out.items()):
+            if one.place not in (CallPlace.REQUESTED, CallPlace.UNKNOWN) or not one.was_sent:
+                continue
+            record = ledger.not_accepted.get(call) or ledger.unknown.get(call)
+            is_unknown = one.place is CallPlace.UNKNOWN
+            if record is not None:
+                is_unknown = call in ledger.unknown or self._may_be_accepted(call, record)
+            is_unknown = is_unknown or bool(ledger.strangers)
+            ledger.relocate(call, CallPlace.UNKNOWN if is_unknown else CallPlace.REQUESTED)
 
     def _bound(self) -> None:
         """Drop totals that are too many or too high, and statements that concern nothing."""
