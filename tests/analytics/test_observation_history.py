@@ -10,20 +10,22 @@ from stillframe.errors import Damaged, UsageError
 from stillframe.protocol.activities import service_of
 from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
-from stillframe.store.observation_tables import amounts_of, fields_of, state_of
+from stillframe.store.observation_tables import CALLS, amounts_of, fields_of, state_of
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.store.call_samples import BEGAN, INITIATED, SHOP, deadlocked, stored
-from tests.store.observation_samples import filled, has_every_kind, observed
+from tests.store.observation_samples import filled, has_every_kind, observed, rewrite
 
 pytestmark = pytest.mark.spark
 
-KIND, SEED = "leaves", 112
+KIND, SEED, OLDER = "leaves", 112, 6
 
 
 def test_the_tables_hold_what_each_observation_holds(spark: SparkSession, tmp_path: Path) -> None:
-    """Instances, states, calls of each kind, and amounts as ``show`` adds them up."""
+    """Instances, states, calls of each kind, and amounts as ``show`` adds them up; without the
+    status where an older build has stored none."""
     assert has_every_kind(observed(KIND, SEED)[0])
     filled(tmp_path, KIND, SEED).close()
+    rewrite(tmp_path, OLDER, lambda tables: tables.update({CALLS: tables[CALLS].drop(["status"])}))
     tables = analytics.observation_tables(spark, tmp_path)
     with analytics.spark_errors(tmp_path):
         rows = {name: [row.asDict() for row in table.collect()] for name, table in tables.items()}
@@ -47,6 +49,10 @@ def test_the_tables_hold_what_each_observation_holds(spark: SparkSession, tmp_pa
         for number, one in found.items()
         for call in one.calls
     }
+    assert {(row["observation"], row["call"]): row["status"] for row in rows["calls"]} == {
+        (number, str(call.call)): call.status for number, one in found.items() for call in one.calls
+    }
+    assert {row["status"] for row in rows["calls"]} == {None, 200}
     assert {row["kind"] for row in rows["unresolved"]} == {
         "not awaited",
         "late",

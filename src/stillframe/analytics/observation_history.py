@@ -18,6 +18,7 @@ from stillframe.store.observation_tables import (
     CALLS,
     INSTANCES,
     NOT_AWAITED,
+    OPTIONAL,
     SCHEMAS,
     STATES,
     UNRESOLVED,
@@ -143,7 +144,7 @@ def _rows(
         if record.name == name
     ]
     schema = pa.schema([field for field in SCHEMAS[name] if field.name != "encoded"])
-    rows = verified_parquet.rows(spark, files, schema)
+    rows = verified_parquet.rows(spark, files, schema, OPTIONAL)
     maps = {column: _map(column) for column in _MAPS.get(table, ())}
     return rows.withColumns(maps) if maps else rows
 

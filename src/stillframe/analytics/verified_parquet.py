@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +34,7 @@ from stillframe.spark.session import add_package
 from stillframe.storage.location import Location, ObjectPath, io_advice, location_of
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_hashed
-from stillframe.store.parquet import as_written, check_row_count, row_groups
+from stillframe.store.parquet import NO_COLUMNS, as_written, check_row_count, row_groups
 
 File = tuple[str | None, str, int, str, int | None]
 """Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
@@ -69,11 +69,18 @@ class Written(NamedTuple):
     hash: str
 
 
-def rows(spark: SparkSession, files: Sequence[File], schema: pa.Schema) -> DataFrame:
+def rows(
+    spark: SparkSession,
+    files: Sequence[File],
+    schema: pa.Schema,
+    optional: Mapping[str, pa.DataType] = NO_COLUMNS,
+) -> DataFrame:
     """Return the rows of files with the columns of `schema`. The first has the snapshot given with
-    a file. Nothing is read before an action, inside ``spark_errors``."""
+    a file. The `optional` ones are null if an older build has not written them. Nothing is read
+    before an action, inside ``spark_errors``."""
     struct = from_arrow_schema(schema)
-    rows_of = partial(_rows_of, schema=to_arrow_schema(struct, timezone="UTC"))
+    arrow = to_arrow_schema(struct, timezone="UTC")
+    rows_of = partial(_rows_of, schema=arrow, optional=dict(optional))
     is_remote = any(isinstance(location_of(file[1]), ObjectPath) for file in files)
     work = _Work(_fetch, rows_of, is_remote)
     return _in_tasks(spark, files, [file[2] for file in files], work, struct)
@@ -238,12 +245,14 @@ def _fetch(snapshot: str | None, path: str, *promised: Any) -> tuple[str | None,
 
 
 def _rows_of(
-    fetched: tuple[str | None, Location, bytes], schema: pa.Schema
+    fetched: tuple[str | None, Location, bytes],
+    schema: pa.Schema,
+    optional: Mapping[str, pa.DataType],
 ) -> Iterator[pa.RecordBatch]:
     snapshot, path, content = fetched
     names = schema.names if snapshot is None else schema.names[1:]
     with as_written(path):
-        for group in row_groups(content, names):
+        for group in row_groups(content, names, optional=optional):
             columns = group.columns
             if snapshot is not None:
                 columns = [pa.repeat(pa.scalar(snapshot), group.num_rows), *columns]

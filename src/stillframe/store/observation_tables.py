@@ -26,7 +26,7 @@ from stillframe.protocol.calls import (
     TimedOutCall,
     add_amounts,
 )
-from stillframe.store.parquet import check_columns, has_column, read_parquet
+from stillframe.store.parquet import check_columns, read_parquet
 from stillframe.store.tables import CONVERSION_ERRORS, to_array
 from stillframe.topology import Column
 
@@ -41,9 +41,10 @@ if it has a row."""
 
 KINDS = NOT_AWAITED, LATE, DUPLICATE, ORPHAN = ("not awaited", "late", "duplicate", "orphan")
 """The kinds of unresolved calls."""
-STATUS = "status"
-"""The column that older builds did not write."""
 _TEXT, _COUNT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.float64(), pa.binary()
+STATUS = "status"
+OPTIONAL = {STATUS: _COUNT}
+"""The columns that older builds did not write."""
 _INSTANCE = {
     "observation": _COUNT,
     "instance": _TEXT,
@@ -456,12 +457,7 @@ def read_table(name: str, content: bytes, columns: Collection[str] = ()) -> pa.T
     schema = SCHEMAS[name]
     if columns:
         schema = pa.schema([field for field in schema if field.name in columns])
-    has_status = STATUS not in schema.names or has_column(content, STATUS)
-    names = [one for one in schema.names if one != STATUS or has_status]
-    table = read_parquet(content, names)
-    if not has_status:  # it is of an older build
-        nulls = pa.nulls(table.num_rows, _COUNT)
-        table = table.append_column(STATUS, nulls).select(schema.names)
+    table = read_parquet(content, schema.names, optional=OPTIONAL)
     filled = {column for column in schema.names if column not in _NULLABLE[name]}
     check_columns(table, schema, filled=filled)
     return table

@@ -26,6 +26,7 @@ VALUE_ENCODED = "_value_encoded"
 """The columns of the store in the tables of states, messages and keyed fields; no field begins with
 an underscore. The table of channels, which has no fields, has plain names."""
 _UNPACKED_PER_BYTE = 64
+NO_COLUMNS: Mapping[str, pa.DataType] = {}
 
 
 def unpacked_bytes_max(size: int) -> int:
@@ -97,24 +98,33 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
 
 
 def read_parquet(
-    content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
+    content: bytes,
+    columns: list[str] | None = None,
+    *,
+    dictionaries: Iterable[str] = (),
+    optional: Mapping[str, pa.DataType] = NO_COLUMNS,
 ) -> pa.Table:
-    """Read a Parquet file, or some columns; ``as_written`` turns its errors into one."""
-    return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
-
-
-def has_column(content: bytes, name: str) -> bool:
-    """Return whether a Parquet file has a column; ``as_written`` turns its errors into one."""
-    return name in pq.ParquetFile(pa.BufferReader(content)).schema_arrow.names
+    """Read a Parquet file, or some columns; ``as_written`` turns its errors into one. Those of
+    `columns` that are `optional` are null if an older build has not written them."""
+    groups = row_groups(content, columns, dictionaries=dictionaries, optional=optional)
+    return pa.concat_tables(groups)
 
 
 def row_groups(
-    content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
+    content: bytes,
+    columns: list[str] | None = None,
+    *,
+    dictionaries: Iterable[str] = (),
+    optional: Mapping[str, pa.DataType] = NO_COLUMNS,
 ) -> Iterator[pa.Table]:
-    """Read one row group at a time; without a row group, one empty table."""
+    """Read one row group at a time, as ``read_parquet`` does; without a row group, one empty
+    table."""
     file = pq.ParquetFile(pa.BufferReader(content))
     names = version_1.parquet_names(file.schema_arrow.names)
-    wanted = None if columns is None else [names.get(name, name) for name in columns]
+    absent = optional.keys() - set(file.schema_arrow.names)
+    wanted = None
+    if columns is not None:
+        wanted = [names.get(name, name) for name in columns if name not in absent]
     if encoded := [names.get(name, name) for name in dictionaries]:
         file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=encoded)
     bytes_max = unpacked_bytes_max(len(content))
@@ -126,9 +136,21 @@ def row_groups(
         table = file.read_row_group(group, columns=wanted, use_threads=False)
         total_bytes += table.nbytes
         _check_size(total_bytes, bytes_max)
-        yield _checked(table, wanted, names)
+        yield _with_nulls(_checked(table, wanted, names), columns, optional)
     if not announced:
-        yield _checked(file.read(columns=wanted, use_threads=False), wanted, names)
+        table = file.read(columns=wanted, use_threads=False)
+        yield _with_nulls(_checked(table, wanted, names), columns, optional)
+
+
+def _with_nulls(
+    table: pa.Table, columns: list[str] | None, optional: Mapping[str, pa.DataType]
+) -> pa.Table:
+    """Return a table with those of `columns` that were not written, as nulls."""
+    if columns is None or table.column_names == columns:
+        return table
+    for name in optional.keys() - set(table.column_names):
+        table = table.append_column(name, pa.nulls(table.num_rows, optional[name]))
+    return table.select(columns)
 
 
 def _checked(table: pa.Table, columns: list[str] | None, former: Mapping[str, str]) -> pa.Table:
