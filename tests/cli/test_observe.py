@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,23 +327,20 @@ def test_an_operator_begins_a_baseline(
     assert begun == Baseline(0, "compared by hand", "ada", found["at"])
 
 
-def test_a_request_waits_for_a_collector(operated: Operated, call: Call) -> None:
-    """For one that is slow, and for the next one. Another request takes its place."""
+def test_nothing_is_given_up_when_nobody_waits_for_it(operated: Operated, call: Call) -> None:
+    """Who made the request did not know what is lost after it has expired."""
     late = call("baseline", operated.store.path, *ASKED, "--timeout", "1ms")
-    assert (late.exit_code, "has not taken it in 1ms; it stays" in late.stdout) == (1, True)
-    operated.store.close()
-    result = call("baseline", operated.store.path, "--by", "bob", "--because", "moved")
-    assert (result.exit_code, "no collector runs on" in result.stdout) == (0, True)
-    assert "this replaces the request of ada" in result.stderr
+    assert (late.exit_code, "not taken it in 1ms: it has expired" in late.stdout) == (1, True)
     operated.look()
-    begun = operated.collector.ledger.next_baseline
-    assert begun is not None
-    assert (begun.by, operated.collector.ledger.gone) == ("bob", {})
+    assert operated.collector.ledger.gone == {"pay-1": None}
+    operated.store.close()
+    result = call("baseline", operated.store.path, *ASKED)
+    assert (result.exit_code, "no collector runs on" in result.stderr) == (2, True)
 
 
 def test_no_request_is_taken_twice(operated: Operated) -> None:
     """Not even if the collector died before it could say that it had taken it."""
-    request = new_request("ada", "compared by hand", 9.0)
+    request = new_request("ada", "compared by hand", time.time(), 60.0)
     write_request(operated.store.path, request)
     operated.look()
     write_request(operated.store.path, request)
@@ -358,7 +356,7 @@ def test_a_request_that_is_replaced_is_told(
     operated: Operated, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has not begun a baseline."""
-    other = new_request("bob", "moved", 9.0)
+    other = new_request("bob", "moved", 9.0, 60.0)
     path = operated.store.path
     monkeypatch.setattr("stillframe.cli.observe.time.sleep", lambda _: write_request(path, other))
     result = call("baseline", path, *ASKED)

@@ -397,7 +397,7 @@ async def take_request(
     ledger: CallLedger,
     printer: ObservationPrinter,
 ) -> None:
-    """Begin the baseline that an operator has requested, if one has since the last one.
+    """Begin the baseline that an operator requests and waits for, if one does.
 
     Args:
         path: the store.
@@ -406,7 +406,7 @@ async def take_request(
         printer: takes the event.
     """
     request = await asyncio.to_thread(read_request, path)
-    if request is None or request.is_taken:
+    if request is None or request.is_taken or request.until < time.time():
         return
     given_up = None
     if not request.is_in(ledger):
@@ -426,45 +426,40 @@ def baseline(
     because: str = option("TEXT", "Why what is unknown does not matter any more.", default=...),
     timeout: str = option(
         "DURATION",
-        "Stop waiting for the collector after this time. The request stays.",
+        "Stop waiting for the collector after this time. The request expires then.",
         default="1m",
     ),
 ) -> None:
     """Begin a new baseline of the totals of observations, although something is unknown. The
-    collector takes the request, and no longer waits for instances that left without a goodbye,
-    nor for calls that may have been accepted. Exit 1 if it does not do so in time."""
+    running collector takes the request, and no longer waits for instances that left without a
+    goodbye, nor for calls that may have been accepted. Exit 1 if it does not do so in time."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     if (store := observations.reader_of(path)) is None:
         raise UsageError(f"{path} holds no observation: give a store that 'observe' has written")
-    request = new_request(by, because, time.time())
-    earlier = read_request(path)
+    request = new_request(by, because, time.time(), timeout_s)
+    if not is_written_to(path):
+        raise UsageError(
+            f"no collector runs on {path}: nobody can know what is unknown",
+            remedy=f"start {shell_command('observe', str(path))} first",
+        )
     write_request(path, request)
-    if earlier is not None and not earlier.is_taken:
-        output.say(f"this replaces the request of {earlier.by}, which no collector had taken")
-    is_running = is_written_to(path)
-    found = _awaited(store, request, timeout_s) if is_running else None
+    found = _awaited(store, request, timeout_s)
     document = {"store": path, "by": by, "because": because, "at": request.at}
-    given_up = found and found.given_up
+    given_up = found.given_up if found else None
     output.answer(document | {"is_taken": found is not None, "given_up": given_up})
-    if found is not None:
-        lost = "the collector ended before it could say what it gave up"
-        known = lost if given_up is None else str(given_up)
-        output.report(f"a new baseline begins with the next observation; {known}")
-        if found.given_up is not None and found.given_up.gone:
-            output.report(
-                "make sure that they do not run any more, because what they do is not observed: "
-                f"{first_names(found.given_up.gone)}"
-            )
-    elif is_running:
+    if found is None:
         waits = quantities.duration(ObserverConfig(secret=b"").retire_s)
         end_with_failure(
-            f"the collector has not taken it in {timeout}; it stays requested. In its first "
-            f"{waits} a collector waits for instances that left before"
+            f"the collector has not taken it in {timeout}: it has expired. In its first {waits} a "
+            "collector waits for instances that left before; its clock must be right, too"
         )
-    else:
+    lost = "the collector ended before it could say what it gave up"
+    known = lost if given_up is None else str(given_up)
+    output.report(f"a new baseline begins with the next observation; {known}")
+    if given_up is not None and given_up.gone:
         output.report(
-            f"requested; no collector runs on {path}: the next one takes it when all instances "
-            "have connected again, or could have"
+            "make sure that they do not run any more, because what they do is not observed: "
+            f"{first_names(given_up.gone)}"
         )
 
 

@@ -1,8 +1,9 @@
 """An operator's request for a new baseline: ``STORE/baseline.json`` in a store of observations.
 
 The operator writes it, and the collector, which looks for it, replaces it by what came of it. The
-newest request counts. It is recognised by who made it, when and why, which are in the ledger when
-it was taken. So a collector that dies between the two takes no request twice.
+newest request counts, for as long as the operator waits: nobody has decided anything about what is
+lost afterwards. It is recognised by who made it, when and why, which are in the ledger when it was
+taken. So a collector that dies between the two takes no request twice.
 """
 
 from typing import Annotated
@@ -21,6 +22,7 @@ TEXT_LENGTH_MAX = 200
 """Maximum characters of the name and of the reason."""
 _BYTES_MAX = 2**20
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=TEXT_LENGTH_MAX)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class GivenUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +74,7 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         by: who requests it.
         because: why.
         at: when, in seconds since 1970.
+        until: when it expires: no collector takes it afterwards.
         is_taken: whether the collector has begun the baseline.
         given_up: what it gave up; None also if it died before it could say so.
     """
@@ -79,7 +82,8 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     format: int = OBSERVATION_FORMAT
     by: _Text
     because: _Text
-    at: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    at: _Time
+    until: _Time
     is_taken: bool = False
     given_up: GivenUp | None = None
 
@@ -94,14 +98,15 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.baseline in known
 
 
-def new_request(by: str, because: str, at: float) -> BaselineRequest:
-    """Return a request; a UsageError if a text is none that can be stored."""
+def new_request(by: str, because: str, at: float, timeout_s: float) -> BaselineRequest:
+    """Return a request that expires after `timeout_s`; a UsageError if a text is none that can be
+    stored."""
     for name, text in (("--by", by), ("--because", because)):
         if not text.strip() or len(text) > TEXT_LENGTH_MAX or not text.isprintable():
             raise UsageError(
                 f"{name} has {len(text)} characters: give 1 to {TEXT_LENGTH_MAX}, all printable"
             )
-    return BaselineRequest(by=by, because=because, at=at)
+    return BaselineRequest(by=by, because=because, at=at, until=at + timeout_s)
 
 
 def read_request(store: Location) -> BaselineRequest | None:
