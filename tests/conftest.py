@@ -1,6 +1,7 @@
 """What every test shares: where and when it runs, and what it costs."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +39,9 @@ __all__ = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure costs; choose the number of examples."""
+    """Measure costs; choose the number of examples; let no gRPC of another test end what a test
+    forks."""
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     nightly.configure()
     sparks.configure()
     config.pluginmanager.register(costs.Costs())

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,3 +171,40 @@ def test_a_fork_that_cannot_be_watched_is_taken_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(OSError, match="too many open files"):
         run(lambda: b"")
+
+
+LIVE_GRPC = """
+import asyncio, grpc.aio
+from stillframe.model import SnapshotId
+from tests.runtime.links import until
+from tests.runtime.recordings import Note, Recording
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        recording = Recording(Note("x" * 10**6), asyncio.get_running_loop())
+        for number in range(8):
+            recording.captures._in_place_s = 1e9
+            recording.cut(SnapshotId("P", number))
+            await until(lambda: len(recording.parts) + len(recording.refused) > number)
+    await server.stop(None)
+    print(recording.captures._fork_s > 0, set(recording.refused.values()))
+
+asyncio.run(asyncio.wait_for(main(), 60))
+"""
+
+
+@pytest.mark.parametrize("variable", ["0", ""])
+def test_grpc_kills_none(variable: str) -> None:
+    """It starts its threads again in a child, and they end it. Nothing is forked then."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LIVE_GRPC],
+        env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": variable},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert ended.stdout == f"{bool(variable)} set()\n"

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import struct
+import sys
 import time
 import warnings
 from asyncio import AbstractEventLoop
@@ -63,7 +64,7 @@ class ForkedEncoder:
     in chunks: a pipe, unlike a file in memory, holds no second copy of a large state. `done` is
     called once, with None and the processor time of `encode` in seconds when all was taken, or with
     the cause when there will be no more. An OSError says that no process can be forked, a
-    NotImplementedError that `loop` cannot watch it.
+    NotImplementedError that `loop` cannot watch it, or that it would run other code.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class ForkedEncoder:
         take: Callable[[bytes], None],
         done: Callable[[str | None, float], None],
     ) -> None:
+        if _grpc_starts_threads():
+            raise NotImplementedError("gRPC would start threads in the forked process")
         self._loop = loop
         self._take = take
         self._done: Callable[[str | None, float], None] | None = done
@@ -180,6 +183,13 @@ def resident_bytes() -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _grpc_starts_threads() -> bool:
+    """Return whether gRPC may start its threads again in a child of this process, where they abort
+    because their descriptors are closed, or crash. gRPC reads the variable when it is imported."""
+    is_off = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("0", "false")
+    return "grpc" in sys.modules and not is_off
 
 
 def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
