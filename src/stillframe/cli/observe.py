@@ -439,7 +439,7 @@ def baseline(
     request = new_request(by, because, time.time(), timeout_s)
     if not is_written_to(path):
         raise UsageError(
-            f"no collector runs on {path}: nobody can know what is unknown",
+            f"no collector runs on {path}: only a collector has the list of what is unknown",
             remedy=f"start {shell_command('observe', str(path))} first",
         )
     write_request(path, request)

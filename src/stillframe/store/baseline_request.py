@@ -1,9 +1,9 @@
 """An operator's request for a new baseline: ``STORE/baseline.json`` in a store of observations.
 
 The operator writes it, and the collector, which looks for it, replaces it by what came of it. The
-newest request counts, for as long as the operator waits: nobody has decided anything about what is
-lost afterwards. It is recognised by who made it, when and why, which are in the ledger when it was
-taken. So a collector that dies between the two takes no request twice.
+newest request counts, for as long as the operator waits: the decision does not concern later
+losses. It is recognised by who made it, when and why, which are in the ledger when it was taken. So
+a collector that dies between the two takes no request twice.
 """
 
 from typing import Annotated
