@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -285,8 +286,9 @@ class Operated:
         self.collector = calls.Collector(CallLedger(gone={"pay-1": None}))
         self.collector.ledger.unknown[call] = OpenCall(3, "pay:80", {"EUR": 5})
 
-    async def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+    async def rebase(self, baseline: Baseline, until: float) -> tuple[str, ...]:
         """Begin a baseline."""
+        assert until >= time.time()
         return self.collector.rebase(baseline)
 
     def look(self, *_: object) -> None:
@@ -327,10 +329,20 @@ def test_an_operator_begins_a_baseline(
     assert begun == Baseline(0, "compared by hand", "ada", found["at"])
 
 
-def test_nothing_is_given_up_when_nobody_waits_for_it(operated: Operated, call: Call) -> None:
-    """Who made the request did not know what is lost after it has expired."""
+def test_nothing_is_given_up_when_nobody_waits_for_it(
+    operated: Operated, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made the request did not know what is lost after it has expired, or after Ctrl-C. Nor
+    does the collector believe a clock that is ahead of its own."""
     late = call("baseline", operated.store.path, *ASKED, "--timeout", "1ms")
     assert (late.exit_code, "not taken it in 1ms: it has expired" in late.stdout) == (1, True)
+    operated.look()
+    with monkeypatch.context() as patched:
+        patched.setattr("stillframe.cli.observe.time.sleep", Mock(side_effect=KeyboardInterrupt))
+        assert call("baseline", operated.store.path, *ASKED).exit_code == 130
+    operated.look()
+    ahead = new_request("ada", "compared by hand", time.time() + 3600, 60.0)
+    write_request(operated.store.path, ahead)
     operated.look()
     assert operated.collector.ledger.gone == {"pay-1": None}
     operated.store.close()

@@ -1351,6 +1351,62 @@ def test_a_call_of_unknown_fate_stays_so_in_the_list_after_a_new_baseline() -> N
     assert listed(pair, call)[0] is None
 
 
+def test_a_call_that_an_unseen_instance_may_have_accepted_is_listed_as_unknown() -> None:
+    """Also if its caller was notified that this one is retired, and after a new baseline. A call
+    that was made later is not."""
+    pair = Pair()
+    pair.exchange()
+    target = disconnected(pair, "B")
+    pair.observe()
+    pair.collector.retire("B")
+    pair.observe()
+    call = unresolved(pair)
+    pair.observe()
+    target.accept(RequestHeader(0, call))
+    start(pair, "C", 100)
+    decided(pair)
+    assert pair.observe().is_exact
+    assert listed(pair, call)[0] is None
+    assert pair.collector.ledger.timed_out[call].was_given_up
+    later = unresolved(pair)
+    pair.observe()
+    assert listed(pair, later)[0] is False
+
+
+def test_a_call_that_a_newcomer_may_have_accepted_is_listed_as_unknown() -> None:
+    """Until the first observation that it takes part in."""
+    pair = Pair()
+    pair.exchange()
+    call = unresolved(pair)
+    pair.collector.begin()
+    pair.collector.joined("C", 0)
+    fragments = [one.start(ObservationStart(1, 0)) for one in pair.instances.values()]
+    results = [pair.collector.add(one) for one in fragments if one]
+    assert results[-1] is not None
+    assert listed(pair, call)[0] is None
+
+
+def test_a_call_is_not_unknown_for_ever_because_its_target_had_not_answered_yet() -> None:
+    """A service that starts is slow to answer the first one."""
+    pair = Pair()
+    call = unresolved(pair)
+    pair.observe()
+    assert listed(pair, call)[0] is None
+    pair.exchange()
+    pair.observe()
+    assert listed(pair, call)[0] is False
+
+
+def test_calls_are_listed_when_all_have_said_goodbye() -> None:
+    """There is no observation any more."""
+    pair = Pair()
+    pair.exchange()
+    lost, accepted = unresolved(pair), unresolved(pair, accepted=True)
+    for instance in (pair.caller, pair.target):
+        pair.collector.ended(instance.farewell())
+    assert [listed(pair, call)[0] for call in (lost, accepted)] == [None, True]
+
+
 def test_the_list_drops_calls_that_are_settled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """And then the oldest. It says how many there were."""
     monkeypatch.setattr(calls, "TIMED_OUT_COUNT_MAX", 2)
@@ -1364,6 +1420,23 @@ def test_the_list_drops_calls_that_are_settled_first(monkeypatch: pytest.MonkeyP
     fourth = unresolved(pair)
     pair.observe()
     assert ([*ledger.timed_out], ledger.timed_out_count) == ([third, fourth], 4)
+
+
+def test_a_call_that_had_no_room_in_the_list_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service that hangs keeps them all."""
+    monkeypatch.setattr(calls, "TIMED_OUT_COUNT_MAX", 2)
+    pair = Pair()
+    pair.exchange()
+    for _ in range(4):
+        header = pair.request()
+        pair.accept(header)
+        pair.caller.stop_waiting(header.call.number)
+    ledger = pair.collector.ledger
+    for _ in range(2):
+        pair.observe()
+        assert ([call.number for call in ledger.timed_out], ledger.timed_out_count) == ([4, 5], 4)
 
 
 def test_a_listed_call_is_accepted_also_if_nothing_else_is_kept_of_it(

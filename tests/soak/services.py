@@ -407,6 +407,7 @@ class Banks:
     async def _decide(self) -> tuple[str, ...]:
         """Begin a new baseline, and return who was gone."""
         gone = await self.observer.rebase(Baseline(0, "it was killed", "the soak", time.time()))
+        assert gone is not None
         self.seen["decisions"] += 1
         self._doubtful.clear()
         self._kills.clear()  # it does not matter any more what they have accepted

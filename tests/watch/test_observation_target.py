@@ -200,8 +200,10 @@ def test_metrics_are_those_of_the_newest_observation(seen: Path) -> None:
     assert found["open_calls", "being served"] == found["open_calls", "request in transit"] == 1
     assert found["oldest_open_call_seconds",] == 7.0
     assert (found["unresolved_calls", "not awaited"], found["unresolved_calls", "late"]) == (1, 0)
-    accepted = [found["listed_timed_out_calls", word] for word in ("yes", "no", "unknown")]
-    assert (accepted, found["timed_out_calls_total",]) == ([1, 0, 0], 1)
+    accepted = [
+        found["listed_timed_out_calls", word] for word in ("yes", "no", "unknown", "settled")
+    ]
+    assert (accepted, found["timed_out_calls_total",]) == ([1, 0, 0, 0], 1)
     assert found["observed_amount", "EUR", "in_open_calls"] == 2
     assert found["conserved_amount", "EUR"] == 202
     assert METRICS.keys() <= {name for name, *_ in found}

@@ -408,8 +408,11 @@ def list_calls(store: ObservationReader, since: float, *, is_timed_out: bool) ->
         for located in observation.calls:
             if located.record.is_awaited:
                 one = located.timed_out(observation.number)
-                found.append(_known(located.call, one, one.place.value) | {"is_awaited": True})
-    shown = [one for one in found if since <= (one["began_at"] or since)]
+                known = _known(located.call, one, one.place.value) | {"is_awaited": True}
+                if not (one.accepted_by or observation.is_exact):
+                    known["was_accepted"] = None
+                found.append(known)
+    shown = [one for one in found if not one["began_at"] or one["began_at"] >= since]
     shown.sort(key=lambda one: one["began_at"], reverse=True)
     document = {"store": store.path, "calls": shown, "dropped_count": timed_out.dropped_count}
     output.answer(document, lambda: _put_calls(shown))

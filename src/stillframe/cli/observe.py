@@ -34,6 +34,7 @@ from stillframe.store.baseline_request import (
     GivenUp,
     new_request,
     read_request,
+    withdraw,
     write_request,
 )
 from stillframe.store.layout import first_names, is_written_to
@@ -45,6 +46,8 @@ from stillframe.store.observations import (
     ObservationWriter,
 )
 
+_CLOCK_S = 5.0
+"""How far ahead the clock of an operator may be."""
 LOOK_S = 1.0
 """How often a collector looks for a request for a new baseline."""
 SECRET_VARIABLE = "STILLFRAME_SECRET"  # noqa: S105 - its name
@@ -393,7 +396,7 @@ async def _take_requests(
 
 async def take_request(
     path: Location,
-    rebase: Callable[[Baseline], Awaitable[tuple[str, ...]]],
+    rebase: Callable[[Baseline, float], Awaitable[tuple[str, ...] | None]],
     ledger: CallLedger,
     printer: ObservationPrinter,
 ) -> None:
@@ -401,17 +404,20 @@ async def take_request(
 
     Args:
         path: the store.
-        rebase: lets the collector begin a baseline, and returns who was gone.
+        rebase: lets the collector begin a baseline until a time, and returns who was gone; None if
+            it was too late.
         ledger: the ledger of the collector.
         printer: takes the event.
     """
     request = await asyncio.to_thread(read_request, path)
-    if request is None or request.is_taken or request.until < time.time():
+    now = time.time()
+    if request is None or request.is_taken or not request.at - _CLOCK_S <= now <= request.until:
         return
     given_up = None
     if not request.is_in(ledger):
         given_up = GivenUp.by(ledger)
-        gone = await rebase(request.baseline)
+        if (gone := await rebase(request.baseline, request.until)) is None:
+            return
         given_up = msgspec.structs.replace(given_up, gone=gone)
         printer.emit(BaselineBegun(request.because, request.by, request.at, given_up))
     taken = msgspec.structs.replace(request, is_taken=True, given_up=given_up)
@@ -434,8 +440,7 @@ def baseline(
     running collector takes the request, and no longer waits for instances that left without a
     goodbye, nor for calls that may have been accepted. Exit 1 if it does not do so in time."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    if (store := observations.reader_of(path)) is None:
-        raise UsageError(f"{path} holds no observation: give a store that 'observe' has written")
+    store = _store_at(path)
     request = new_request(by, because, time.time(), timeout_s)
     if not is_written_to(path):
         raise UsageError(
@@ -443,7 +448,12 @@ def baseline(
             remedy=f"start {shell_command('observe', str(path))} first",
         )
     write_request(path, request)
-    found = _awaited(store, request, timeout_s)
+    found = None
+    try:
+        found = _awaited(store, request, timeout_s)
+    finally:
+        if found is None:
+            withdraw(path, request)
     document = {"store": path, "by": by, "because": because, "at": request.at}
     given_up = found.given_up if found else None
     output.answer(document | {"is_taken": found is not None, "given_up": given_up})
@@ -480,7 +490,13 @@ def calls(
     after = 0.0
     if since is not None:
         after = time.time() - quantities.parse_duration("--since", since)
-    observations.list_calls(ObservationReader(path), after, is_timed_out=timed_out)
+    observations.list_calls(_store_at(path), after, is_timed_out=timed_out)
+
+
+def _store_at(path: Location) -> ObservationReader:
+    if (store := observations.reader_of(path)) is None:
+        raise UsageError(f"{path} holds no observation: give a store that 'observe' has written")
+    return store
 
 
 def _awaited(

@@ -16,6 +16,11 @@ NUMBER_MAX = 2**53
 of one unit in a fragment."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 Amount = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+TEXT_LENGTH_MAX = 1_000
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)]
+"""A text about a call; agents cut theirs much earlier."""
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
 _SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 
 
@@ -38,11 +43,11 @@ class CallDetails(msgspec.Struct, frozen=True):
             without a header, such as one of a gateway. None if there is no answer.
     """
 
-    name: str = ""
-    activity: str = ""
-    began_at: float = 0.0
-    deadline: float | None = None
-    fields: dict[str, str] = {}
+    name: Text = ""
+    activity: Text = ""
+    began_at: Time = 0.0
+    deadline: Time | None = None
+    fields: dict[str, Text] = {}
     has_unknown_amounts: bool = False
     status: Count | None = None
 

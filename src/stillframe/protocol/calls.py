@@ -95,6 +95,8 @@ from stillframe.protocol.activities import (
     NUMBER_MAX,
     CallDetails,
     Count,
+    Text,
+    Time,
     service_of,
 )
 
@@ -132,6 +134,10 @@ stored after each observation that changes one. If an older one is accepted afte
 for a duplicate."""
 TIMED_OUT_COUNT_MAX = 5_000
 """How many calls whose callers have stopped waiting the collector lists."""
+_LISTED_LENGTH_MAX = 200
+"""How many characters of a target and of a name it lists."""
+_LISTED_NAMES_MAX = 10
+"""How many of the instances that have accepted a call it lists."""
 
 
 class CallId(msgspec.Struct, frozen=True, order=True):
@@ -272,7 +278,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     """
 
     number: Count
-    target: str
+    target: Text
     carries: Amounts = NOTHING
     serving: CallId | None = None
     retirement_count: Count = 0
@@ -986,10 +992,11 @@ class Located(msgspec.Struct, frozen=True):
 
     def timed_out(self, observation: int = 0) -> "TimedOutCall":
         """Return what an observation says about it, as an entry of the collector's list."""
-        record = self.record
+        record, accepted_by = self.record, tuple(name for name, _ in self.served)
+        target, name = record.target[:_LISTED_LENGTH_MAX], record.details.name[:_LISTED_LENGTH_MAX]
         return TimedOutCall(
-            *(observation, record.target, record.details.name, record.details.began_at),
-            *(self.place, tuple(name for name, _ in self.served), self.status),
+            *(observation, target, name, record.details.began_at),
+            *(self.place, accepted_by[:_LISTED_NAMES_MAX], self.status),
             *(record.was_answered, record.was_sent, any(self.returned.values())),
         )
 
@@ -1022,12 +1029,13 @@ class TimedOutCall(msgspec.Struct, frozen=True, array_like=True):
         was_sent: False if no instance can have accepted it.
         was_returned: whether amounts were given back for it.
         is_settled: whether an application has said what became of it.
+        was_given_up: whether an operator has begun a baseline when it was unknown where it was.
     """
 
     observation: Count
-    target: str
-    name: str
-    began_at: float
+    target: Text
+    name: Text
+    began_at: Time
     place: CallPlace
     accepted_by: tuple[Name, ...] = ()
     status: Count | None = None
@@ -1035,6 +1043,7 @@ class TimedOutCall(msgspec.Struct, frozen=True, array_like=True):
     was_sent: bool = True
     was_returned: bool = False
     is_settled: bool = False
+    was_given_up: bool = False
 
     @property
     def was_accepted(self) -> bool | None:
@@ -1157,20 +1166,28 @@ class CallLedger(msgspec.Struct):
     timed_out: dict[CallId, TimedOutCall] = {}
     timed_out_count: Count = 0
 
-    def list_timed_out(self, call: CallId, found: TimedOutCall) -> None:
-        """List a call whose caller has stopped waiting, or what is known of it now."""
+    def list_timed_out(
+        self, call: CallId, found: TimedOutCall, known: Collection[CallId] = ()
+    ) -> None:
+        """List a call whose caller has stopped waiting, or what is known of it now. If it is one of
+        the `known` calls and not in the list, there was no room for it."""
         before = self.timed_out.get(call)
         if before is None:
+            if call in known:
+                return
             self.timed_out_count += 1
         else:
             origin = found if found.target else before  # its caller may have dropped it
+            is_kept = before.was_given_up and not found.accepted_by
             found = msgspec.structs.replace(
                 found,
+                place=before.place if is_kept else found.place,
                 target=origin.target,
                 name=origin.name,
                 began_at=origin.began_at,
                 was_returned=found.was_returned or before.was_returned,
                 is_settled=before.is_settled,
+                was_given_up=before.was_given_up,
             )
             if found == msgspec.structs.replace(before, observation=found.observation):
                 return
@@ -1359,6 +1376,7 @@ class Collector:
         self.ledger = ledger or CallLedger()
         self.number = number
         self._pending: _PendingObservation | None = None
+        self._unresolved: frozenset[CallId] = frozenset()
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -1464,6 +1482,13 @@ class Collector:
         assert self._pending is None, "abandon it first"
         ledger = self.ledger
         gone = tuple(ledger.gone)
+        for call, one in tuple(ledger.timed_out.items()):
+            if one.was_sent and not one.accepted_by and (gone or ledger.strangers):
+                ledger.relocate(call, CallPlace.UNKNOWN)
+            if ledger.timed_out[call].was_accepted is None:
+                ledger.timed_out[call] = msgspec.structs.replace(
+                    ledger.timed_out[call], was_given_up=True
+                )
         for call in ledger.unknown:
             ledger.returned.pop(call, None)
         for name in (*gone, *ledger.strangers):
@@ -1496,10 +1521,30 @@ class Collector:
         self._add_ended(fragment.instance, farewell.amounts)
         add_amounts(ledger.lost, fragment.lost)
         ledger.ends[fragment.instance] = msgspec.structs.replace(fragment, lost=NOTHING)
+        self._list_of_ended()
         for oldest in _drop_oldest(ledger.ends, RETIRED_COUNT_MAX):
             ledger.forget_end(oldest)
             ledger.forgotten_count += bool(oldest.calls or oldest.served or oldest.statements)
         return self.abandon()
+
+    def _list_of_ended(self) -> None:
+        """List the unresolved calls of instances that have ended: there may be no observation any
+        more that locates them."""
+        ledger, accepted = self.ledger, dict[CallId, tuple[Accepted, ...]]()
+        for name, end in ledger.ends.items():
+            for served in end.served:
+                accepted[served.call] = (*accepted.get(served.call, ()), (name, served))
+        for name, end in ledger.ends.items():
+            for record in end.calls:
+                call = CallId(name, record.number)
+                served_by = accepted.get(call, ())
+                if call in ledger.timed_out and not served_by:
+                    continue
+                place = CallPlace.UNKNOWN if record.was_sent else CallPlace.REQUESTED
+                place = CallPlace.ANSWERED if served_by else place
+                found = Located(call, record, place, served_by).timed_out(self.number)
+                ledger.list_timed_out(call, found, self._unresolved)
+        ledger.bound_timed_out()
 
     def _lose(self, instance: str) -> None:
         """Record that it is unknown what an instance has done since it was last heard of."""
@@ -1577,7 +1622,10 @@ class Collector:
             return None
         self._pending = None
         check_cut(pending.fragments)
-        return _Conclusion(pending, self.ledger).result()
+        conclusion = _Conclusion(pending, self.ledger, self._unresolved)
+        found = conclusion.result()
+        self._unresolved = conclusion.unresolved
+        return found
 
 
 def check_farewell(farewell: Farewell) -> None:
@@ -1645,8 +1693,12 @@ def check_cut(fragments: Mapping[str, InstanceFragment]) -> None:
 class _Conclusion:
     """Locates each call of a complete cut, and settles what need not be kept."""
 
-    def __init__(self, pending: _PendingObservation, ledger: CallLedger) -> None:
+    def __init__(
+        self, pending: _PendingObservation, ledger: CallLedger, known: Collection[CallId]
+    ) -> None:
+        """`known` are the unresolved calls of the observation before."""
         self._pending = pending
+        self._known = known
         self._fragments = pending.fragments
         self._everybody = ledger.ends | pending.fragments
         self._ledger = ledger
@@ -1670,9 +1722,11 @@ class _Conclusion:
             for served in fragment.served:
                 if (name, served.call.caller, served.number) not in ledger.settled:
                     self._accepted.setdefault(served.call, []).append((name, served))
-        unresolved = {call for call, record in self._open.items() if not record.is_awaited}
+        self.unresolved = frozenset(
+            call for call, record in self._open.items() if not record.is_awaited
+        )
         for name, fragment in self._everybody.items():
-            self._book(name, fragment, unresolved)
+            self._book(name, fragment, self.unresolved)
 
     def _book(self, name: str, fragment: InstanceFragment, unresolved: Collection[CallId]) -> None:
         """Book the statements of an instance that are not booked yet."""
@@ -1978,31 +2032,32 @@ class _Conclusion:
             place = CallPlace.REQUESTED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
             place = CallPlace.OUTSIDE
-        elif self._may_be_accepted(call, record):
+        elif self._may_be_accepted(call, record, may_be_alive=self._may_be_alive()):
             place = CallPlace.UNKNOWN
         else:
             place = CallPlace.REQUESTED
         return Located(call, record, place, served, self._ledger.returned.get(call, NOTHING))
 
-    def _may_be_accepted(self, call: CallId, record: OpenCall) -> bool:
+    def _may_be_accepted(self, call: CallId, record: OpenCall, *, may_be_alive: bool) -> bool:
         """Return whether an instance may have accepted a call that none of the cut keeps.
 
         Either it has dropped its answer, or it is not connected: then it may be alive, or the
         caller made the call before it was notified."""
         if not record.was_sent:
             return False
-        ledger = self._ledger
-        may_be_alive = ledger.talking or not ledger.disconnected.keys() <= ledger.retired
-        may_be_alive = may_be_alive or any(name not in ledger.retired for name in self._gone)
-        may_be_dropped = any(
+        if may_be_alive or record.retirement_count < self._ledger.retirement_count:
+            return True
+        return any(
             call.number <= fragment.dropped.get(call.caller, 0)
             for fragment in self._everybody.values()
         )
-        return (
-            record.retirement_count < ledger.retirement_count
-            or bool(may_be_alive)
-            or may_be_dropped
-        )
+
+    def _may_be_alive(self) -> bool:
+        """Return whether an instance that is not connected may be alive."""
+        ledger = self._ledger
+        if ledger.talking or not ledger.disconnected.keys() <= ledger.retired:
+            return True
+        return any(name not in ledger.retired for name in self._gone)
 
     def _unlisted(self) -> tuple[tuple[Located, ...], tuple[Accepted, ...], tuple[Accepted, ...]]:
         """Return what instances keep of calls that their callers do not: the late, the duplicates,
@@ -2050,8 +2105,9 @@ class _Conclusion:
     def _find_out(self) -> None:
         """Find calls of unknown fate that no instance can have accepted that is not there again."""
         ledger = self._ledger
+        may_be_alive = self._may_be_alive()
         for call, record in tuple(ledger.unknown.items()):
-            if not self._may_be_accepted(call, record):
+            if not self._may_be_accepted(call, record, may_be_alive=may_be_alive):
                 ledger.not_accepted[call] = ledger.unknown.pop(call)
 
     def _unsettled(
@@ -2109,7 +2165,8 @@ class _Conclusion:
         ledger, listed = self._ledger, self._ledger.timed_out
         for located in (*observation.calls, *observation.late):
             if not located.record.is_awaited:
-                ledger.list_timed_out(located.call, located.timed_out(observation.number))
+                found = located.timed_out(observation.number)
+                ledger.list_timed_out(located.call, found, self._known)
         for name, served in (*observation.duplicates, *observation.orphans):
             # The list is longer than what else is kept of a call that was not accepted.
             before = listed.get(served.call)
@@ -2135,17 +2192,26 @@ class _Conclusion:
         ledger.bound_timed_out()
 
     def _relocate_listed(self) -> None:
-        """List whether calls that no instance is known to have accepted may have been accepted. The
-        list does not believe that one was not, because amounts were given back for it."""
+        """List whether calls that no instance is known to have accepted may have been accepted,
+        also by one whose fragment is not there. The list does not believe that one was not, because
+        amounts were given back for it."""
         ledger = self._ledger
+        is_unseen = bool(ledger.gone or ledger.strangers or self._pending.newcomers)
+        may_be_alive = self._may_be_alive()
         for call, one in tuple(ledger.timed_out.items()):
-            if one.place not in (CallPlace.REQUESTED, CallPlace.UNKNOWN) or not one.was_sent:
+            is_outside = one.was_answered or not ledger.targets.get(one.target, False)
+            if one.place is CallPlace.OUTSIDE and is_outside:
+                continue
+            if one.accepted_by or one.was_given_up or not one.was_sent:
                 continue
             record = ledger.not_accepted.get(call) or ledger.unknown.get(call)
-            is_unknown = one.place is CallPlace.UNKNOWN
+            is_unknown = one.place is not CallPlace.REQUESTED
             if record is not None:
-                is_unknown = call in ledger.unknown or self._may_be_accepted(call, record)
-            is_unknown = is_unknown or bool(ledger.strangers)
+                is_unknown = call in ledger.unknown
+                is_unknown = is_unknown or self._may_be_accepted(
+                    call, record, may_be_alive=may_be_alive
+                )
+            is_unknown = is_unknown or is_unseen
             ledger.relocate(call, CallPlace.UNKNOWN if is_unknown else CallPlace.REQUESTED)
 
     def _bound(self) -> None:
@@ -2197,7 +2263,9 @@ class _Conclusion:
             return
         if located.place is CallPlace.ANSWERED:
             self._take_effect(located)
-        elif self._may_be_accepted(located.call, record) and not located.returned:
+        elif not located.returned and self._may_be_accepted(
+            located.call, record, may_be_alive=self._may_be_alive()
+        ):
             if record.retirement_count >= ledger.excused_count:
                 ledger.unknown[located.call] = record
         else:

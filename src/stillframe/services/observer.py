@@ -1,6 +1,7 @@
 """The collector: it listens for agents, takes observations, and hands them on to be stored."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import deque
@@ -236,24 +237,30 @@ class Observer:
             if self._publishing is not None:
                 await self._ended.wait()
 
-    async def rebase(self, baseline: Baseline) -> tuple[str, ...]:
+    async def rebase(self, baseline: Baseline, until: float = math.inf) -> tuple[str, ...] | None:
         """Begin a new baseline, because an operator has decided that what is unknown does not
         matter any more. An observation that is pending is abandoned; one that is being stored is
         stored before.
 
+        Args:
+            baseline: who has decided it, when and why.
+            until: a time, in seconds since 1970, after which it does not begin any more.
+
         Returns:
-            The instances that were gone. They must not connect again under their names.
+            The instances that were gone. They must not connect again under their names. None if it
+            was too late.
 
         Raises:
             StoreError: it could not be stored. Then it has not begun.
         """
-        rebased: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        rebased: asyncio.Future[tuple[str, ...] | None] = loop.create_future()
 
         def begin() -> None:
             if rebased.cancelled():
                 return
             try:
-                rebased.set_result(self._rebase(baseline))
+                rebased.set_result(self._rebase(baseline) if time.time() <= until else None)
             except Exception as error:  # noqa: BLE001 - it is for the operator
                 rebased.set_exception(error)
 

@@ -83,7 +83,7 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     by: _Text
     because: _Text
     at: _Time
-    until: _Time
+    until: _Time = 0.0
     is_taken: bool = False
     given_up: GivenUp | None = None
 
@@ -107,6 +107,13 @@ def new_request(by: str, because: str, at: float, timeout_s: float) -> BaselineR
                 f"{name} has {len(text)} characters: give 1 to {TEXT_LENGTH_MAX}, all printable"
             )
     return BaselineRequest(by=by, because=because, at=at, until=at + timeout_s)
+
+
+def withdraw(store: Location, request: BaselineRequest) -> None:
+    """Let no collector take a request any more, unless another one has replaced it."""
+    found = read_request(store)
+    if found is not None and found.baseline == request.baseline and not found.is_taken:
+        write_request(store, msgspec.structs.replace(found, until=0.0))
 
 
 def read_request(store: Location) -> BaselineRequest | None:

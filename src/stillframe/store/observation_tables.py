@@ -248,7 +248,9 @@ def fate_of(call: TimedOutCall) -> str:
         known = "was accepted by no instance; it was not sent, for lack of a connection"
     if call.was_returned:
         return f"{known}; its amounts were given back"
-    return f"{known}; its application says that it took effect" if call.is_settled else known
+    if call.is_settled:
+        return f"{known}; its application says that it took effect"
+    return f"{known}; an operator has begun a baseline since" if call.was_given_up else known
 
 
 def served_by(located: Located) -> str | None:

@@ -80,6 +80,8 @@ EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
 that is there, and something is unknown."""
 ACCEPTED: Mapping[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 """Whether a call was accepted, in a word."""
+SETTLED = "settled"
+"""Stands for a call that needs no attention any more."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
 OLDER = "a version of Stillframe that took what restarts for exact had stored what came before"
@@ -211,9 +213,13 @@ class TimedOutCalls(msgspec.Struct, frozen=True):
         return self.count - len(self.listed)
 
     def accepted_counts(self) -> dict[str, int]:
-        """Return how many were accepted, were not, and may have been."""
-        counts = Counter(ACCEPTED[one.was_accepted] for one in self.listed.values())
-        return dict.fromkeys(ACCEPTED.values(), 0) | counts
+        """Return how many were accepted, were not, and may have been, and how many of all are
+        `SETTLED` instead."""
+        counts = Counter(
+            SETTLED if one.is_settled or one.was_given_up else ACCEPTED[one.was_accepted]
+            for one in self.listed.values()
+        )
+        return dict.fromkeys((*ACCEPTED.values(), SETTLED), 0) | counts
 
 
 class ObservationReader:
@@ -330,13 +336,19 @@ class ObservationReader:
     def _list_newest(self, ledger: CallLedger, number: int) -> None:
         """List what the newest observation has, if it is newer than `number`, that of the ledger.
         A collector may have died in between. If the ledger was not stored because it did not
-        change, this changes nothing either."""
+        change, this changes nothing either. That no instance of the observation has accepted a call
+        proves nothing: only the ledger knows the others."""
         newest = max(self.numbers(), default=0)
         found = self.load_if_present(newest) if newest > number else None
         if found is not None:
             for located in (*found.observation.calls, *found.observation.late):
-                if not located.record.is_awaited:
-                    ledger.list_timed_out(located.call, located.timed_out(newest))
+                one = located.timed_out(newest)
+                is_listed = located.call in ledger.timed_out
+                if located.record.is_awaited or (is_listed and not one.accepted_by):
+                    continue
+                if one.place is CallPlace.REQUESTED and one.was_sent:
+                    one = msgspec.structs.replace(one, place=CallPlace.UNKNOWN)
+                ledger.list_timed_out(located.call, one)
 
     def verify(self, number: int) -> StoredObservation:
         """Check every byte of an observation, and compare redundant data; return it.

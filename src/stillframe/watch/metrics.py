@@ -198,8 +198,9 @@ OBSERVATIONS = {
     ),
     "listed_timed_out_calls": _gauge(
         "calls",
-        "Those of them that `stillframe calls` lists: `yes`, `no` or `unknown`. One that was not "
-        "accepted may be later.",
+        "Those of them that `stillframe calls` lists: `yes`, `no`, `unknown` or `settled` (their "
+        "application has settled them, or an operator began a baseline). One that was not accepted "
+        "may be later.",
         "accepted",
     ),
     "observed_amount": _gauge(
