@@ -1,13 +1,16 @@
 """Targets: one is known in every form in which a user can write it, and what is none is refused."""
 
+import math
+
 import grpc
 import httpx
+import msgspec
 import pytest
 from google.protobuf.wrappers_pb2 import Int64Value
 
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import InstanceFragment
-from stillframe.services.agent import Agent
+from stillframe.protocol.calls import InstanceFragment, ObservationStart
+from stillframe.services.agent import Agent, Message
 from stillframe.services.grpc_client import ObservedChannel
 from stillframe.services.headers import NAME
 from stillframe.services.http_client import ObservedTransport
@@ -94,3 +97,21 @@ def test_a_channel_of_grpc_uses_the_same_form(name: str) -> None:
     fragment: InstanceFragment | None = agent.rules.meet(1)
     assert fragment is not None
     assert fragment.targets == {"localhost" if name == "localhost" else "localhost:1": False}
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, math.nan, 1e12, 5.0])
+def test_the_collector_refuses_no_call_of_an_application(timeout_s: float) -> None:
+    """Whatever address and time-out it has: its whole instance would not be observed."""
+    found: list[InstanceFragment | None] = []
+
+    async def body() -> None:
+        agent = Agent("A", dict, secret=SECRET)
+        message = Message(method="GET", path="/" * 5000, body=b"")
+        agent.request("x" * 5000, message, timeout_s=timeout_s)
+        found.append(agent.rules.start(ObservationStart(1, 0)))
+
+    run(body)
+    [fragment] = found
+    encoded = msgspec.msgpack.encode(fragment)
+    [call] = msgspec.msgpack.decode(encoded, type=InstanceFragment).calls
+    assert (call.details.deadline is not None) == (timeout_s == 5.0)

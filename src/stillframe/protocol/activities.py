@@ -19,7 +19,8 @@ Amount = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 TEXT_LENGTH_MAX = 1_000
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)]
 """A text about a call; agents cut theirs much earlier."""
-Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+TIME_MAX = 1e11
+Time = Annotated[float, msgspec.Meta(ge=0, le=TIME_MAX)]
 """Seconds since 1970."""
 _SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 

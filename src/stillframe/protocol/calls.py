@@ -378,7 +378,7 @@ class InstanceFragment(msgspec.Struct, frozen=True):
     highest_accepted: dict[Name, Count]
     received: dict[Name, ReceivedAnswers]
     dropped: dict[Name, Count]
-    targets: dict[str, bool]
+    targets: dict[Text, bool]
     lost: Amounts
     dropped_count: Count = 0
     partial: tuple[str, ...] = ()

@@ -20,6 +20,8 @@ from stillframe.model import DECODING_ERRORS, check_process_id
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.protocol.activities import (
     NUMBER_MAX,
+    TEXT_LENGTH_MAX,
+    TIME_MAX,
     Arrival,
     CallDetails,
     InstanceState,
@@ -308,7 +310,7 @@ class Agent:
         )
         carries = carries or NOTHING
         header = self.rules.request(
-            utf8(target), carries=carries, serving=SERVING.get(), details=details
+            utf8(target[:TEXT_LENGTH_MAX]), carries=carries, serving=SERVING.get(), details=details
         )
         text = self.headers.encode(header) if target in self.targets else None
         call = OutgoingCall(self, header.call, message.path)
@@ -376,12 +378,13 @@ class Agent:
     ) -> CallDetails:
         """Return what may be stored of a request."""
         began_at = time.time()
+        deadline = None if timeout_s is None else began_at + timeout_s
         may_store = self._stored_fields and message.method != GRPC
         return CallDetails(
             name=utf8(f"{message.method} {message.path}"[:NAME_LENGTH_MAX]),
             activity=activity,
             began_at=began_at,
-            deadline=None if timeout_s is None else began_at + timeout_s,
+            deadline=deadline if deadline and 0 <= deadline <= TIME_MAX else None,
             fields=_fields_of(message.body, self._stored_fields) if may_store else {},
             has_unknown_amounts=has_unknown_amounts,
         )
