@@ -1408,18 +1408,19 @@ def test_calls_are_listed_when_all_have_said_goodbye() -> None:
 
 
 def test_the_list_drops_calls_that_are_settled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And then the oldest. It says how many there were."""
+    """And those that were not sent, and then the oldest. It says how many there were."""
     monkeypatch.setattr(calls, "TIMED_OUT_COUNT_MAX", 2)
     pair = Pair()
     pair.exchange()
     first, second, third = (unresolved(pair, accepted=True) for _ in range(3))
     pair.caller.settled(second)
+    pair.caller.stop_waiting(pair.request().call.number, was_sent=False)
     pair.observe()
     ledger = pair.collector.ledger
     assert [*ledger.timed_out] == [first, third]
     fourth = unresolved(pair)
     pair.observe()
-    assert ([*ledger.timed_out], ledger.timed_out_count) == ([third, fourth], 4)
+    assert ([*ledger.timed_out], ledger.timed_out_count) == ([third, fourth], 5)
 
 
 def test_a_call_that_had_no_room_in_the_list_is_counted_once(

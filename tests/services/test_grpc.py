@@ -6,6 +6,7 @@ import gc
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fastapi
@@ -1280,3 +1281,19 @@ def test_a_deadlock_of_calls_is_found_where_each_has_one_answer(kind: str) -> No
 
     found = find_call_deadlock(asyncio.run(run()))
     assert (found is not None) == (kind == "unary_unary")
+
+
+def test_a_server_without_aio_fails_calls_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot take part, and its thread must not end."""
+    agent = Agent("A", dict, secret=SECRET)
+    server = grpc.server(ThreadPoolExecutor(1), interceptors=[ObservedCalls(agent)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for _ in range(2):
+                with pytest.raises(grpc.RpcError, match="Error in service handler"):
+                    channel.unary_unary("/bank.Bank/Pay")(b"", wait_for_ready=True)
+    finally:
+        server.stop(None).wait()
+    assert "cannot have ObservedCalls: use grpc.aio.server" in caplog.text

@@ -1195,10 +1195,13 @@ class CallLedger(msgspec.Struct):
 
     def bound_timed_out(self) -> None:
         """Drop the oldest calls of the list if there are too many, those first that applications
-        have settled."""
+        have settled, or that were not sent."""
+
+        def matters(call: CallId) -> bool:
+            return self.timed_out[call].was_sent and not self.timed_out[call].is_settled
+
         if (count := len(self.timed_out) - TIMED_OUT_COUNT_MAX) > 0:
-            in_order = sorted(self.timed_out, key=lambda one: not self.timed_out[one].is_settled)
-            for call in in_order[:count]:
+            for call in sorted(self.timed_out, key=matters)[:count]:
                 del self.timed_out[call]
 
     def relocate(self, call: CallId, place: CallPlace) -> None:

@@ -17,12 +17,12 @@ import contextlib
 import inspect
 import operator
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
 
-from stillframe.errors import check_kind
+from stillframe.errors import UsageError, check_kind
 from stillframe.protocol.calls import RequestHeader
 from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
 from stillframe.services.grpc_messages import Messages, header_in
@@ -60,12 +60,25 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             asyncio.get_running_loop()
             agent.begin()
 
-    async def intercept_service(
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Coroutine[Any, Any, grpc.RpcMethodHandler | None]:
+        """Return the handler of a call; one that takes part if the call has a header."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise UsageError(
+                "a server of grpc.server cannot have ObservedCalls: use grpc.aio.server"
+            ) from error
+        return self._handler(continuation, handler_call_details)
+
+    async def _handler(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call; one that takes part if the call has a header."""
         agent = self._agent
         agent.begin()
         has_others = _has_others(continuation)
