@@ -88,6 +88,25 @@ def test_what_answers_in_time_is_waited_for(clock: Clock) -> None:
     assert len(said) == 4
 
 
+def test_two_short_outages_are_not_a_long_one(clock: Clock) -> None:
+    """An attempt may wait in between, for what the first one has left behind, although the broker
+    answers."""
+    said: list[str] = []
+    waiting = riding(said)
+    broker = Broker(clock, 20)
+
+    def attempt() -> str:
+        broker.ask()
+        clock.sleep(50)
+        waiting.exclude(50)
+        broker.back_at = 82
+        return broker.ask()
+
+    assert waiting.through(attempt) == "answer"
+    assert said[-1] == f"query sums continues: the broker answers after {clock.now - 100:.0f} s"
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize(("before", "waited"), [(None, "61"), (20.0, "65")])
 def test_what_is_away_for_longer_than_the_limit_is_given_up(
     clock: Clock, before: float | None, waited: str

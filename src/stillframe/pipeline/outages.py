@@ -53,6 +53,11 @@ class Outages:
         self._report = report
         self._check = check
         self._limit_s = limit_s()
+        self._excluded_s = 0.0
+
+    def exclude(self, seconds: float) -> None:
+        """Do not count a wait of the attempt, during which the broker was not asked."""
+        self._excluded_s += seconds
 
     def through(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Return what `attempt` returns. It is called again while it raises BrokerAway.
@@ -62,12 +67,14 @@ class Outages:
         """
         since = None
         while True:
-            began = time.monotonic()
+            began, self._excluded_s = time.monotonic(), 0.0
             try:
                 answer = attempt()
             except BrokerAway as error:
-                if since is None:
-                    since = began if error.since is None else error.since
+                if since is not None:
+                    since += self._excluded_s
+                else:
+                    since = began + self._excluded_s if error.since is None else error.since
                     self._report(
                         f"{self._participant} is waiting for the broker at {error.servers} since "
                         f"{_clock(since)}; fails after {self._limit_s:g} s: {error.why}"
@@ -75,9 +82,9 @@ class Outages:
                 self._wait(error, since)
             else:
                 if since is not None:
+                    away_s = time.monotonic() - since - self._excluded_s
                     self._report(
-                        f"{self._participant} continues: the broker answers after "
-                        f"{time.monotonic() - since:.0f} s"
+                        f"{self._participant} continues: the broker answers after {away_s:.0f} s"
                     )
                 return answer
 

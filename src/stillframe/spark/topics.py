@@ -339,10 +339,11 @@ def topic_appender(
         """Return where records of a micro-batch are that was begun before."""
         if failed is not None:
             check()
-            _settle(_arrival_end(*failed, time.monotonic()), topic, label, report)
+            arrived = _arrival_end(*failed, time.monotonic())
+            outages.exclude(_settle(arrived, topic, label, report))
             check()
         elif planned is not None and label.batch <= planned:
-            _settle(settled, topic, label, report)
+            outages.exclude(_settle(settled, topic, label, report))
         with Broker(topic.servers) as broker:
             return broker.span_of(one, label)
 
@@ -392,16 +393,18 @@ def _arrival_end(since: float, failed_at: float, back_at: float) -> float:
     return max(failed_at + SETTLING_S, back_at + (back_at - since))
 
 
-def _settle(moment: float, topic: Topic, label: Label, report: Callable[[str], object]) -> None:
-    """Wait until no record of an attempt that was interrupted can arrive any more."""
+def _settle(moment: float, topic: Topic, label: Label, report: Callable[[str], object]) -> float:
+    """Wait until no record of an attempt that was interrupted can arrive any more. Return for how
+    many seconds."""
     left_s = moment - time.monotonic()
     if left_s <= 0:
-        return
+        return 0.0
     report(
         f"waiting {left_s:.0f} s before micro-batch {label.batch} of query {topic.source} is "
         f"repeated: records of the attempt that was interrupted may still reach topic {topic.topic}"
     )
     time.sleep(left_s)
+    return left_s
 
 
 def _records(batch: DataFrame, topic: Topic, label: Label | None = None) -> DataFrame:
