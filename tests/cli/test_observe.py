@@ -332,8 +332,8 @@ def test_an_operator_begins_a_baseline(
 def test_nothing_is_given_up_when_nobody_waits_for_it(
     operated: Operated, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who made the request did not know what is lost after it has expired, or after Ctrl-C. Nor
-    does the collector believe a clock that is ahead of its own."""
+    """Who made the request did not know what is lost after it has expired, or after Ctrl-C. A
+    request from the future is not taken either: the clock of one machine is wrong."""
     late = call("baseline", operated.store.path, *ASKED, "--timeout", "1ms")
     assert (late.exit_code, "not taken it in 1ms: it has expired" in late.stdout) == (1, True)
     operated.look()

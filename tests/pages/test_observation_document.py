@@ -11,6 +11,7 @@ from stillframe.detect.call_waits import find_call_deadlock
 from stillframe.pages import self_contained_page
 from stillframe.pages.call_diagram import draw_calls
 from stillframe.pages.observation_document import observation_document
+from stillframe.protocol.activities import TIME_MAX
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.store.observations import ObservationReader
 from tests.store.call_samples import (
@@ -119,15 +120,20 @@ def test_many_instances_and_calls_are_bounded(tmp_path: Path) -> None:
 
 
 def test_texts_and_times_of_services_do_no_harm(tmp_path: Path) -> None:
-    """Long names, letters that turn the text, no times, and calls in a circle."""
+    """Long names, letters that turn the text, the last and no time, and calls in a circle."""
     hostile = "\u202e<b>" * 250
     calls = (
         call("A", 1, hostile, CallPlace.SERVED, [("A", 0)], activity="A#2", name=hostile),
         call("A", 2, "", CallPlace.SERVED, [("A", 0)], activity="A#1"),
     )
+    details = msgspec.structs.replace(calls[1].record.details, deadline=TIME_MAX, began_at=0.0)
+    record = msgspec.structs.replace(calls[1].record, details=details)
+    calls = (calls[0], msgspec.structs.replace(calls[1], record=record))
     observation = msgspec.structs.replace(
         deadlocked(), fragments={"A": fragment("A", calls)}, calls=calls, orphans=()
     )
     document = document_of(tmp_path / "seen", observation)
-    assert len(msgspec.json.encode(document)) < 50_000
+    assert len(msgspec.json.encode(document)) < 12_000
     assert "\u202e" not in document["diagram"]["svg"]
+    found = {one["call"]: one for one in document["calls"]}
+    assert (found["A#2"]["began_at"], found["A#2"]["deadline"]) == (None, TIME_MAX)

@@ -9,7 +9,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import Int64Value
 
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import InstanceFragment, ObservationStart
+from stillframe.protocol.activities import NO_DETAILS, TEXT_LENGTH_MAX, CallDetails
+from stillframe.protocol.calls import InstanceFragment, ObservationStart, OpenCall
 from stillframe.services.agent import Agent, Message
 from stillframe.services.grpc_client import ObservedChannel
 from stillframe.services.headers import NAME
@@ -97,6 +98,28 @@ def test_a_channel_of_grpc_uses_the_same_form(name: str) -> None:
     fragment: InstanceFragment | None = agent.rules.meet(1)
     assert fragment is not None
     assert fragment.targets == {"localhost" if name == "localhost" else "localhost:1": False}
+
+
+LONG = "x" * (TEXT_LENGTH_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        OpenCall(1, LONG),
+        OpenCall(1, "b:1", details=CallDetails(name=LONG)),
+        OpenCall(1, "b:1", details=CallDetails(fields={LONG: "1"})),
+        *(
+            OpenCall(1, "b:1", details=msgspec.structs.replace(NO_DETAILS, **{field: moment}))
+            for field in ("began_at", "deadline")
+            for moment in (math.inf, math.nan, -1.0)
+        ),
+    ],
+)
+def test_the_collector_refuses_endless_texts_and_times_that_are_none(call: OpenCall) -> None:
+    """They would fill its ledger, and nothing could show them."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=OpenCall)
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, math.nan, 1e12, 5.0])

@@ -48,7 +48,7 @@ class CallDetails(msgspec.Struct, frozen=True):
     activity: Text = ""
     began_at: Time = 0.0
     deadline: Time | None = None
-    fields: dict[str, Text] = {}
+    fields: dict[Text, Text] = {}
     has_unknown_amounts: bool = False
     status: Count | None = None
 

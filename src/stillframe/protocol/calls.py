@@ -83,6 +83,7 @@ The host's duties, in order:
 """
 
 import enum
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -1052,6 +1053,11 @@ class TimedOutCall(msgspec.Struct, frozen=True, array_like=True):
             return True
         return False if self.place is CallPlace.REQUESTED else None
 
+    @property
+    def callee(self) -> str:
+        """The instances that have accepted it, or else the address to which it was sent."""
+        return ", ".join(dict.fromkeys(self.accepted_by)) or self.target
+
 
 ANY = ""
 """Stands for each instance that may have accepted a message."""
@@ -1209,6 +1215,12 @@ class CallLedger(msgspec.Struct):
         listed = self.timed_out.get(call)
         if listed is not None and listed.place is not place:
             self.timed_out[call] = msgspec.structs.replace(listed, place=place)
+
+    def give_up(self, call: CallId) -> None:
+        """List that an operator has begun a baseline, if it is unknown whether a call was
+        accepted."""
+        if self.timed_out[call].was_accepted is None:
+            self.timed_out[call] = msgspec.structs.replace(self.timed_out[call], was_given_up=True)
 
     def forget_end(self, end: InstanceFragment) -> None:
         """Retire an instance that has said goodbye."""
@@ -1488,10 +1500,7 @@ class Collector:
         for call, one in tuple(ledger.timed_out.items()):
             if one.was_sent and not one.accepted_by and (gone or ledger.strangers):
                 ledger.relocate(call, CallPlace.UNKNOWN)
-            if ledger.timed_out[call].was_accepted is None:
-                ledger.timed_out[call] = msgspec.structs.replace(
-                    ledger.timed_out[call], was_given_up=True
-                )
+            ledger.give_up(call)
         for call in ledger.unknown:
             ledger.returned.pop(call, None)
         for name in (*gone, *ledger.strangers):
@@ -2035,32 +2044,34 @@ class _Conclusion:
             place = CallPlace.REQUESTED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
             place = CallPlace.OUTSIDE
-        elif self._may_be_accepted(call, record, may_be_alive=self._may_be_alive()):
+        elif self._may_be_accepted(call, record):
             place = CallPlace.UNKNOWN
         else:
             place = CallPlace.REQUESTED
         return Located(call, record, place, served, self._ledger.returned.get(call, NOTHING))
 
-    def _may_be_accepted(self, call: CallId, record: OpenCall, *, may_be_alive: bool) -> bool:
+    def _may_be_accepted(self, call: CallId, record: OpenCall) -> bool:
         """Return whether an instance may have accepted a call that none of the cut keeps.
 
         Either it has dropped its answer, or it is not connected: then it may be alive, or the
         caller made the call before it was notified."""
         if not record.was_sent:
             return False
-        if may_be_alive or record.retirement_count < self._ledger.retirement_count:
+        is_alive = self._is_absent_alive
+        if is_alive or record.retirement_count < self._ledger.retirement_count:
             return True
         return any(
             call.number <= fragment.dropped.get(call.caller, 0)
             for fragment in self._everybody.values()
         )
 
-    def _may_be_alive(self) -> bool:
-        """Return whether an instance that is not connected may be alive."""
+    @functools.cached_property
+    def _is_absent_alive(self) -> bool:
+        """Whether an instance that is not connected may be alive, as far as ``_look_outside`` has
+        found out; nothing changes it afterwards."""
         ledger = self._ledger
-        if ledger.talking or not ledger.disconnected.keys() <= ledger.retired:
-            return True
-        return any(name not in ledger.retired for name in self._gone)
+        absent = {*ledger.disconnected, *self._gone}
+        return bool(ledger.talking) or not absent <= ledger.retired
 
     def _unlisted(self) -> tuple[tuple[Located, ...], tuple[Accepted, ...], tuple[Accepted, ...]]:
         """Return what instances keep of calls that their callers do not: the late, the duplicates,
@@ -2108,9 +2119,8 @@ class _Conclusion:
     def _find_out(self) -> None:
         """Find calls of unknown fate that no instance can have accepted that is not there again."""
         ledger = self._ledger
-        may_be_alive = self._may_be_alive()
         for call, record in tuple(ledger.unknown.items()):
-            if not self._may_be_accepted(call, record, may_be_alive=may_be_alive):
+            if not self._may_be_accepted(call, record):
                 ledger.not_accepted[call] = ledger.unknown.pop(call)
 
     def _unsettled(
@@ -2200,7 +2210,6 @@ class _Conclusion:
         amounts were given back for it."""
         ledger = self._ledger
         is_unseen = bool(ledger.gone or ledger.strangers or self._pending.newcomers)
-        may_be_alive = self._may_be_alive()
         for call, one in tuple(ledger.timed_out.items()):
             is_outside = one.was_answered or not ledger.targets.get(one.target, False)
             if one.place is CallPlace.OUTSIDE and is_outside:
@@ -2210,12 +2219,9 @@ class _Conclusion:
             record = ledger.not_accepted.get(call) or ledger.unknown.get(call)
             is_unknown = one.place is not CallPlace.REQUESTED
             if record is not None:
-                is_unknown = call in ledger.unknown
-                is_unknown = is_unknown or self._may_be_accepted(
-                    call, record, may_be_alive=may_be_alive
-                )
-            is_unknown = is_unknown or is_unseen
-            ledger.relocate(call, CallPlace.UNKNOWN if is_unknown else CallPlace.REQUESTED)
+                is_unknown = call in ledger.unknown or self._may_be_accepted(call, record)
+            place = CallPlace.UNKNOWN if is_unknown or is_unseen else CallPlace.REQUESTED
+            ledger.relocate(call, place)
 
     def _bound(self) -> None:
         """Drop totals that are too many or too high, and statements that concern nothing."""
@@ -2266,9 +2272,7 @@ class _Conclusion:
             return
         if located.place is CallPlace.ANSWERED:
             self._take_effect(located)
-        elif not located.returned and self._may_be_accepted(
-            located.call, record, may_be_alive=self._may_be_alive()
-        ):
+        elif self._may_be_accepted(located.call, record) and not located.returned:
             if record.retirement_count >= ledger.excused_count:
                 ledger.unknown[located.call] = record
         else:

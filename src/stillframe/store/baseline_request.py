@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from stillframe.errors import UsageError
+from stillframe.protocol.activities import TIME_MAX, Time
 from stillframe.protocol.calls import NOTHING, Amounts, Baseline, CallLedger, add_amounts
 from stillframe.storage.files import replace
 from stillframe.storage.location import Location
@@ -22,7 +23,6 @@ TEXT_LENGTH_MAX = 200
 """Maximum characters of the name and of the reason."""
 _BYTES_MAX = 2**20
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=TEXT_LENGTH_MAX)]
-_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class GivenUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,8 +82,8 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     format: int = OBSERVATION_FORMAT
     by: _Text
     because: _Text
-    at: _Time
-    until: _Time = 0.0
+    at: Time
+    until: Time = 0.0
     is_taken: bool = False
     given_up: GivenUp | None = None
 
@@ -106,7 +106,7 @@ def new_request(by: str, because: str, at: float, timeout_s: float) -> BaselineR
             raise UsageError(
                 f"{name} has {len(text)} characters: give 1 to {TEXT_LENGTH_MAX}, all printable"
             )
-    return BaselineRequest(by=by, because=because, at=at, until=at + timeout_s)
+    return BaselineRequest(by=by, because=because, at=at, until=min(at + timeout_s, TIME_MAX))
 
 
 def withdraw(store: Location, request: BaselineRequest) -> None:

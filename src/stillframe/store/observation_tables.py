@@ -233,7 +233,7 @@ def fate_of(call: TimedOutCall) -> str:
     """Return what is known of such a call, as a sentence without its subject."""
     count = len(call.accepted_by)
     times = f" {count} times," if count > 1 else ""
-    accepted = f"was accepted{times} by {', '.join(dict.fromkeys(call.accepted_by))}"
+    accepted = f"was accepted{times} by {call.callee}"
     known = {
         CallPlace.REQUESTED: "was accepted by no instance; its request is in transit or lost",
         CallPlace.SERVED: f"{accepted}, which still serves it",

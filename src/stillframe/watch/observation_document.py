@@ -377,7 +377,7 @@ def _timed_out(calls: TimedOutCalls) -> Row:
 def _timed_out_call(call: CallId, one: TimedOutCall) -> Row:
     return {
         "call": text(str(call)),
-        "callee": text(", ".join(dict.fromkeys(one.accepted_by)) or one.target),
+        "callee": text(one.callee),
         "name": text(one.name),
         "since": one.began_at or None,
         "status": one.status,
